@@ -1,0 +1,125 @@
+"""The frozen target: any causal LM of transformers in a local folder, read by hooks on its decoder layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dflash.errors import UsageError
+from dflash.models.drafter import TargetHead
+
+
+def default_layer_ids(target_layers: int, count: int) -> tuple[int, ...]:
+    """0-based decoder layers ``round(1 + i * (L - 4) / (count - 1))``; the middle one for a count of 1.
+
+    Source: build_target_layer_ids of the published drafters. Small targets can make them coincide, which
+    is refused where the ids are used: five equal features are one feature.
+    """
+    if count == 1:
+        return (target_layers // 2,)
+    return tuple(round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))
+
+
+class Target:
+    """A frozen target that gives the outputs of some of its decoder layers.
+
+    feature(id) is the output of decoder layer ``id``. The layers after the last one asked for are not
+    loaded into the forward pass, as nobody reads them. Not safe for two threads: each worker has its own.
+    """
+
+    def __init__(self, model: Any, layer_ids: tuple[int, ...], device: torch.device) -> None:
+        self.layer_ids = layer_ids
+        self.device = device
+        self._body: Any = model.base_model
+        layers: nn.ModuleList = self._body.layers
+        if layer_ids[-1] >= len(layers):
+            raise UsageError(f"layer {layer_ids[-1]} is not in a target of {len(layers)} layers")
+        self._kept: list[Tensor | None] = [None] * len(layer_ids)
+        self._rows = torch.zeros(0, dtype=torch.int64)
+        for slot, layer_id in enumerate(layer_ids):
+            layers[layer_id].register_forward_hook(self._keep(slot))
+        self._body.layers = layers[: layer_ids[-1] + 1]
+
+    @classmethod
+    def load(cls, folder: Path, layer_ids: tuple[int, ...], device: str = "cpu") -> Target:
+        """Load from a local folder in fp32. Nothing is ever downloaded.
+
+        Raises:
+            UsageError: the folder holds no causal LM that transformers can load, or not all its weights.
+        """
+        return cls(load_causal_lm(folder).to(device), layer_ids, torch.device(device))
+
+    def _keep(self, slot: int) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            hidden_RSH: Tensor = output[0] if isinstance(output, tuple) else output
+            # Real positions only: padding is never copied, queued or projected.
+            self._kept[slot] = hidden_RSH.reshape(-1, hidden_RSH.shape[-1]).index_select(0, self._rows)
+
+        return hook
+
+    @torch.no_grad()
+    def features(self, input_ids_RS: NDArray[np.int64], lengths_R: NDArray[np.int64]) -> Tensor:
+        """Features [T, K * H] of the real tokens of a right-padded micro-batch, documents end to end.
+
+        No mask is given to the model: causal attention never looks right, so a row's real positions
+        cannot see its padding, and without a mask the fastest causal kernel is used. ``use_cache=False``
+        because a cache is built for nothing otherwise, and makes packed documents leak into each other.
+
+        Args:
+            input_ids_RS: int64[R, S].
+            lengths_R: int64[R], real tokens of each row.
+        """
+        real_RS = np.arange(input_ids_RS.shape[1]) < lengths_R[:, None]
+        self._rows = torch.from_numpy(np.flatnonzero(real_RS)).to(self.device)
+        self._body(input_ids=torch.from_numpy(input_ids_RS).to(self.device), use_cache=False)
+        kept = [part for part in self._kept if part is not None]
+        self._kept = [None] * len(self.layer_ids)
+        return torch.cat(kept, dim=-1)
+
+
+def load_causal_lm(folder: Path) -> Any:
+    """A causal LM of transformers in eval mode, frozen, fp32, from a local folder.
+
+    Raises:
+        UsageError: not a model folder, or weights that the architecture needs are missing from it (a
+            half-loaded target trains a drafter for nothing).
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is no model folder: it has no config.json")
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"cannot load a causal LM from {folder}: {reason}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise UsageError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}: save it whole")
+    return model.eval().requires_grad_(False)
+
+
+def target_head(model: Any) -> TargetHead:
+    """The embedding, head and final norm that the drafter borrows."""
+    return TargetHead(
+        embedding_VH=model.get_input_embeddings().weight.detach(),
+        head_VH=model.get_output_embeddings().weight.detach(),
+        final_norm_H=model.base_model.norm.weight.detach(),
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The target's config.json, without importing transformers."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} is no model folder: its config.json cannot be read ({error})") from error
+    return config

@@ -1,0 +1,1 @@
+"""Training a drafter: the step of one window, its optimizer, and the run that feeds them."""
