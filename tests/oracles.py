@@ -9,8 +9,9 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 
 from dflash.models.anchors import AnchorSlots, build_slots
-from dflash.models.drafter import Drafter, DrafterShape, TargetHead
+from dflash.models.drafter import Drafter, TargetHead
 from dflash.models.features import FeatureBatch
+from dflash.models.shape import DrafterShape
 
 
 def small_shape(**changes: object) -> DrafterShape:

@@ -16,50 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dflash.errors import UsageError
 from dflash.models.attention import BlockGroups, block_attention
+from dflash.models.shape import DrafterShape
 
 FINAL_NORM_SCALE = 0.15
 """The final norm starts as the target's, scaled down: logits start small, but in the head's own geometry.
 With unit weights the loss first has to unlearn confident noise and then stalls on the unigram plateau."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterShape:
-    """Sizes of a drafter; all that its tensors' shapes follow from."""
-
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    block_size: int
-    mask_token_id: int
-    target_layers: int
-    """depth of the target, not of the drafter"""
-    target_layer_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        ids = self.target_layer_ids
-        if sorted(set(ids)) != list(ids) or not ids or ids[0] < 0:
-            raise UsageError(f"target_layer_ids {list(ids)} must be distinct, ascending and not negative")
-        if ids[-1] > self.target_layers - 2:
-            # The output of the last layer is only ever seen after the final norm, and servers that read
-            # a feature before the next layer cannot reach it.
-            raise UsageError(
-                f"target_layer_ids {list(ids)} reach past layer {self.target_layers - 2}, "
-                f"the last one usable in a target of {self.target_layers} layers"
-            )
-        if self.heads % self.kv_heads:
-            raise UsageError(f"{self.heads} attention heads cannot share {self.kv_heads} key/value heads")
-        if not 0 <= self.mask_token_id < self.vocab_size:
-            raise UsageError(
-                f"mask_token_id {self.mask_token_id} is not in a vocabulary of {self.vocab_size}"
-            )
 
 
 @dataclass(frozen=True)

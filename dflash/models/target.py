@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,6 @@ from torch import Tensor, nn
 
 from dflash.errors import UsageError
 from dflash.models.drafter import TargetHead
-
-
-def default_layer_ids(target_layers: int, count: int) -> tuple[int, ...]:
-    """0-based decoder layers ``round(1 + i * (L - 4) / (count - 1))``; the middle one for a count of 1.
-
-    Source: build_target_layer_ids of the published drafters. Small targets can make them coincide, which
-    is refused where the ids are used: five equal features are one feature.
-    """
-    if count == 1:
-        return (target_layers // 2,)
-    return tuple(round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))
 
 
 class Target:
@@ -91,6 +79,9 @@ def load_causal_lm(folder: Path) -> Any:
             half-loaded target trains a drafter for nothing).
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} is no model folder: it has no config.json")
@@ -114,12 +105,3 @@ def target_head(model: Any) -> TargetHead:
         head_VH=model.get_output_embeddings().weight.detach(),
         final_norm_H=model.base_model.norm.weight.detach(),
     )
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The target's config.json, without importing transformers."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} is no model folder: its config.json cannot be read ({error})") from error
-    return config

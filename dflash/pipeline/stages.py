@@ -1,0 +1,133 @@
+"""The stages of training: feed -> prefetch -> target -> drafter.
+
+Each is one function over channel ends; the engine decides what drives it. In-flight work is bounded by
+slots: the feed takes one for every micro-batch, in training order, before it hands the micro-batch out,
+and the drafter gives it back. Were a slot taken later, by whichever target finishes first, then later
+micro-batches could hold them all while the drafter waits for an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dflash.config import DrafterSettings
+from dflash.data.collate import Batch, collate_padded
+from dflash.data.store import TokenStore
+from dflash.models.anchors import AnchorSlots, build_slots, choose_anchors
+from dflash.models.features import FeatureBatch, drop_non_finite
+from dflash.models.target import Target
+from dflash.pipeline.channel import Receiver, Sender
+from dflash.pipeline.ordering import in_order
+from dflash.pipeline.stage import working_on
+from dflash.pipeline.work import Counts, LoadedBatch, TargetOutput, Work
+
+Result = TypeVar("Result")
+
+
+async def feed(work: Iterable[Work], slots: Sender[int], outbox: Sender[Work]) -> None:
+    """Hand out the work in its order, a slot reserved for each."""
+    for item in work:
+        await slots.send(item.id)
+        await outbox.send(item)
+
+
+async def prefetch(
+    inbox: Receiver[Work],
+    outbox: Sender[LoadedBatch],
+    store: TokenStore,
+    settings: DrafterSettings,
+    seed: int,
+) -> None:
+    """Read tokens, draw anchors."""
+    async for work in inbox:
+        with working_on(str(work)):
+            loaded = load(work, store, settings, seed)
+        await outbox.send(loaded)
+
+
+async def run_target(inbox: Receiver[LoadedBatch], outbox: Sender[TargetOutput], target: Target) -> None:
+    """Run the frozen target, keep the features of real tokens."""
+    async for loaded in inbox:
+        with working_on(str(loaded.work)):
+            output = read_features(loaded, target)
+        await outbox.send(output, nbytes=output.features.nbytes)
+
+
+async def run_drafter(
+    inbox: Receiver[TargetOutput],
+    slots: Receiver[int],
+    outbox: Sender[Result],
+    step: Callable[[TargetOutput], Result | None],
+) -> None:
+    """Train in plan order, whatever the order in which the targets finish."""
+    async for output in in_order(inbox, key=lambda output: output.work.id):
+        with working_on(str(output.work)):
+            result = step(output)
+        await slots.receive()
+        if result is not None:
+            await outbox.send(result)
+
+
+def load(work: Work, store: TokenStore, settings: DrafterSettings, seed: int) -> LoadedBatch:
+    """The tokens of a micro-batch, and its anchors, which depend on (seed, epoch, store row) alone."""
+    batch = collate_padded(store, work.rows_D, work.lengths_D)
+    masks = [batch.loss_mask[row, :length] for row, length in enumerate(batch.lengths)]
+    anchors = [
+        choose_anchors(
+            mask,
+            seed=seed,
+            epoch=work.epoch,
+            row=row,
+            max_anchors=settings.max_anchors,
+            stride=settings.anchor_stride,
+        )
+        for mask, row in zip(masks, work.rows_D.tolist(), strict=True)
+    ]
+    tokens = [batch.input_ids[row, :length] for row, length in enumerate(batch.lengths)]
+    slots = build_slots(tokens, masks, anchors, block_size=settings.block_size, gamma=settings.gamma)
+    return LoadedBatch(work, batch, slots, _count(batch, slots))
+
+
+def read_features(loaded: LoadedBatch, target: Target) -> TargetOutput:
+    """The features of a micro-batch; an empty one needs no forward pass."""
+    batch = loaded.batch
+    offsets_D = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int64)
+    if len(batch.rows):
+        features_TF = target.features(batch.input_ids, batch.lengths)
+    else:
+        features_TF = torch.zeros(0, 0, device=target.device)
+    features, bad_rows = drop_non_finite(FeatureBatch(features_TF, offsets_D, batch.rows, loaded.slots))
+    counts = loaded.counts
+    if len(bad_rows):
+        # Only what is trained counts as loss tokens; the documents were read all the same.
+        counts = replace(counts, **_trained(features.slots))
+    return TargetOutput(loaded.work, features, counts, bad_rows)
+
+
+def _count(batch: Batch, slots: AnchorSlots) -> Counts:
+    return Counts(
+        samples=len(batch.rows),
+        real_tokens=int(batch.lengths.sum()),
+        padded_tokens=batch.input_ids.size,
+        supervised_tokens=int(batch.loss_mask.sum(dtype=np.int64)),
+        **_trained(slots),
+    )
+
+
+def _trained(slots: AnchorSlots) -> dict[str, int]:
+    labelled: NDArray[np.bool_] = slots.weight_NB > 0
+    document_NB, position_NB = np.broadcast_arrays(
+        slots.document_N[:, None], slots.position_N[:, None] + np.arange(labelled.shape[1])
+    )
+    places = np.stack([document_NB[labelled], position_NB[labelled]], axis=1)
+    return {
+        "covered_tokens": len(np.unique(places, axis=0)),
+        "loss_tokens": int(labelled.sum()),
+        "anchor_slots": len(slots),
+    }

@@ -1,0 +1,120 @@
+"""One run of the pipeline: targets, drafter, stages and channels put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dflash.config import Config
+from dflash.data.sample import prepare_sample, sample_target_dir
+from dflash.data.store import TokenStore
+from dflash.models.drafter import Drafter, TargetHead
+from dflash.models.shape import shape_for_target
+from dflash.models.target import Target, load_causal_lm, target_head
+from dflash.pipeline import Telemetry, open_engine
+from dflash.pipeline.engine import Pipeline
+from dflash.pipeline.stages import feed, prefetch, run_drafter, run_target
+from dflash.pipeline.work import Work
+from dflash.training.step import DrafterStep, EvaluationResult, WindowResult
+
+Result = WindowResult | EvaluationResult
+
+
+def open_store(config: Config) -> TokenStore:
+    """The token store of the settings; the sample is prepared where it does not exist yet."""
+    return TokenStore.open(prepare_sample() if config.data.store == "sample" else Path(config.data.store))
+
+
+def target_folder(config: Config) -> Path:
+    """The folder of the settings' target."""
+    return sample_target_dir() if config.data.target == "sample" else Path(config.data.target)
+
+
+@dataclass(frozen=True)
+class Models:
+    """Everything with weights: one target for each target worker, and the drafter."""
+
+    targets: list[Target]
+    head: TargetHead
+    drafter: Drafter
+
+
+def load_models(config: Config) -> Models:
+    """Load the targets and make a fresh drafter; its first weights depend on the seed alone.
+
+    Raises:
+        UsageError: the target cannot be loaded or no drafter fits it.
+    """
+    folder, device = target_folder(config), config.pipeline.device
+    shape = shape_for_target(folder, config.drafter)
+    # Loading replaces parts of the library's global state, so it is done here and not in the workers.
+    models = [load_causal_lm(folder).to(device) for _ in range(config.pipeline.targets)]
+    head = target_head(models[0])
+    targets = [Target(model, shape.target_layer_ids, torch.device(device)) for model in models]
+    drafter = Drafter(shape).initialise(config.training.seed, head.final_norm_H.cpu()).to(device)
+    return Models(targets, head, drafter)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A running pipeline. Iterate :meth:`results` to drive it."""
+
+    pipeline: Pipeline
+    results: Iterator[Result]
+
+    def telemetry(self) -> Telemetry:
+        """Where every stage's time went until now."""
+        return self.pipeline.snapshot()
+
+
+@contextmanager
+def training_run(
+    config: Config,
+    store: TokenStore,
+    models: Models,
+    work: Iterable[Work],
+    total_windows: int,
+    *,
+    diversity: bool = False,
+) -> Iterator[TrainingRun]:
+    """Start the stages over ``work``; leaving the block ends all of them.
+
+    Args:
+        total_windows: length of the learning-rate schedule.
+        diversity: whether to measure the gradient diversity of each window.
+
+    Raises:
+        StageError: from ``results``, when a stage fails; its cause is the first failure.
+    """
+    settings = config.pipeline
+    step = DrafterStep(models.drafter, models.head, config, total_windows, diversity=diversity)
+    with open_engine(
+        settings.engine, on_thread_start=_one_thread, stall_after=settings.watchdog_seconds
+    ) as pipeline:
+        slots_tx, slots_rx = pipeline.channel("slots", items=settings.depth)
+        work_tx, work_rx = pipeline.channel("work", items=2 * settings.prefetch)
+        batches_tx, batches_rx = pipeline.channel("batches", items=2 * settings.targets)
+        features_tx, features_rx = pipeline.channel("features", items=settings.depth)
+        results_tx, results_rx = pipeline.channel("results", items=8)
+
+        pipeline.start("feed", feed, work, slots_tx, work_tx)
+        seed = config.training.seed
+        for number in range(settings.prefetch):
+            ends = work_rx.clone(), batches_tx.clone()
+            pipeline.start(f"prefetch-{number}", prefetch, *ends, store, config.drafter, seed)
+        for number, target in enumerate(models.targets):
+            ends = batches_rx.clone(), features_tx.clone()
+            pipeline.start(f"target-{number}", run_target, *ends, target)
+        pipeline.start("drafter-0", run_drafter, features_rx, slots_rx, results_tx, step)
+        for end in (work_rx, batches_tx, batches_rx, features_tx):
+            end.close()
+        yield TrainingRun(pipeline, pipeline.results(results_rx))
+
+
+def _one_thread() -> None:
+    """The first thing in every worker: a new thread's products would otherwise use all cores."""
+    torch.set_num_threads(1)

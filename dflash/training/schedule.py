@@ -1,0 +1,112 @@
+"""The order of work of a run: windows of each epoch's plan, held-out evaluations between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.batching import packing, windows
+from dflash.batching.plan import BatchPlan, PlanRequest, Strategy
+from dflash.batching.planning import make_plan
+from dflash.config import Config
+from dflash.data.store import TokenStore
+from dflash.errors import UsageError
+from dflash.pipeline.work import Work
+
+EVALUATION_EPOCH = 0
+"""Held-out samples keep the anchors of this epoch for ever, so that two evaluations can be compared."""
+
+MicroBatches = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+"""Store rows and lengths of each micro-batch of a window."""
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """A certified plan of one epoch and the lengths that it was made for."""
+
+    plan: BatchPlan
+    lengths: NDArray[np.int64]
+    request: PlanRequest
+
+    def window(self, number: int) -> MicroBatches:
+        """The micro-batches of a window in the order in which the drafters are given them."""
+        assigned = windows.assign(
+            self.plan, number, self.request.drafters, self.lengths, self.request.attention_length
+        )
+        chosen = (self.plan.batch(int(batch)) for batch in assigned.ravel())
+        return [(self.plan.ids[samples], self.lengths[samples]) for samples in chosen]
+
+
+def plan_epoch(
+    strategy: Strategy, name: str, store: TokenStore, config: Config, epoch: int, drafters: int = 1
+) -> EpochPlan:
+    """Plan one epoch of a store's training samples, and certify it.
+
+    Raises:
+        PlanError: the strategy fails or its plan is wrong.
+        UsageError: the store has nothing to train on.
+    """
+    batching = config.batching
+    request = PlanRequest(
+        token_budget=batching.token_budget,
+        seed=config.training.seed,
+        epoch=epoch,
+        drafters=drafters,
+        accumulation=batching.accumulation,
+        tail=batching.tail,
+    )
+    rows = store.rows(held_out=False)
+    if not len(rows):
+        raise UsageError(f"{store.path} has no sample to train on")
+    plan, lengths = make_plan(
+        strategy, store.lengths[rows], request, ids=rows, overlong=config.data.overlong, name=name
+    )
+    return EpochPlan(plan, lengths, request)
+
+
+def held_out_micro_batches(store: TokenStore, config: Config) -> MicroBatches:
+    """Held-out samples spread evenly over the lengths, in micro-batches within the budget; may be none.
+
+    The same for every strategy and seed.
+    """
+    rows = store.rows(held_out=True)
+    lengths = np.minimum(store.lengths[rows], config.batching.token_budget)
+    by_length = np.argsort(lengths, kind="stable")
+    count = min(config.data.held_out_samples, len(rows))
+    if not count:
+        return []
+    chosen = by_length[(2 * np.arange(count) + 1) * len(rows) // (2 * count)]
+    offsets = packing.greedy(lengths, chosen, config.batching.token_budget)
+    return [(rows[chosen[start:end]], lengths[chosen[start:end]]) for start, end in pairwise(offsets)]
+
+
+def in_training_order(
+    training: Iterable[tuple[int, MicroBatches]], held_out: MicroBatches, evaluate_after: Iterable[int]
+) -> Iterator[Work]:
+    """Number the work of a run: windows as (epoch, micro-batches), and an evaluation where it is asked for.
+
+    ``evaluate_after`` holds ascending counts of windows; 0 is before the first.
+    """
+    evaluations = iter(evaluate_after if held_out else ())
+    evaluate_at = next(evaluations, None)
+    number = 0
+
+    def numbered(purpose: str, epoch: int, window: int, batches: MicroBatches) -> Iterator[Work]:
+        nonlocal number
+        for place, (rows, lengths) in enumerate(batches, start=1):
+            yield Work(number, purpose, epoch, window, place == len(batches), rows, lengths)  # type: ignore[arg-type]
+            number += 1
+
+    if evaluate_at == 0:
+        yield from numbered("evaluate", EVALUATION_EPOCH, 0, held_out)
+        evaluate_at = next(evaluations, None)
+    for window, (epoch, batches) in enumerate(training):
+        yield from numbered("train", epoch, window, batches)
+        trained = window + 1
+        if evaluate_at == trained:
+            yield from numbered("evaluate", EVALUATION_EPOCH, trained, held_out)
+            evaluate_at = next(evaluations, None)
