@@ -23,7 +23,7 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
     # Foreign plugins and their dependencies warn about themselves, which helps no user of ours.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     try:
-        code = command.main(arguments, prog_name=name, standalone_mode=False)
+        code = command.main(arguments, prog_name=name, standalone_mode=False, obj=debug)
         return int(code or 0)
     except click.exceptions.Abort:
         _say(name, "interrupted", "nothing was lost that is not named above")

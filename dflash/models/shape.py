@@ -68,7 +68,7 @@ def shape_for_target(folder: Path, settings: DrafterSettings) -> DrafterShape:
     Raises:
         UsageError: the folder's config.json lacks a size, no mask token is known, or the sizes do not fit.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         rope = config.get("rope_parameters") or config
@@ -97,7 +97,7 @@ def _mask_token_id(folder: Path, config: dict[str, Any], settings: DrafterSettin
     """The id that stands for 'not drafted yet'. A wrong one makes a drafter that no server can use."""
     found = settings.mask_token_id
     if found is None:
-        added = _read_json(folder / "tokenizer.json").get("added_tokens", [])
+        added = read_json(folder / "tokenizer.json").get("added_tokens", [])
         found = next((token["id"] for token in added if token["content"] in MASK_TOKENS), None)
     if found is None:
         raise UsageError(
@@ -111,7 +111,8 @@ def _mask_token_id(folder: Path, config: dict[str, Any], settings: DrafterSettin
     return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a target's folder; UsageError if it cannot be read."""
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:

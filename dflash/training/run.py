@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from dflash.config import Config
-from dflash.data.sample import prepare_sample, sample_target_dir
+from dflash.data.sources import target_folder
 from dflash.data.store import TokenStore
 from dflash.models.drafter import Drafter, TargetHead
 from dflash.models.shape import shape_for_target
@@ -22,16 +21,6 @@ from dflash.pipeline.work import Work
 from dflash.training.step import DrafterStep, EvaluationResult, WindowResult
 
 Result = WindowResult | EvaluationResult
-
-
-def open_store(config: Config) -> TokenStore:
-    """The token store of the settings; the sample is prepared where it does not exist yet."""
-    return TokenStore.open(prepare_sample() if config.data.store == "sample" else Path(config.data.store))
-
-
-def target_folder(config: Config) -> Path:
-    """The folder of the settings' target."""
-    return sample_target_dir() if config.data.target == "sample" else Path(config.data.target)
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ def load_models(config: Config) -> Models:
     Raises:
         UsageError: the target cannot be loaded or no drafter fits it.
     """
-    folder, device = target_folder(config), config.pipeline.device
+    folder, device = target_folder(config.data), config.pipeline.device
     shape = shape_for_target(folder, config.drafter)
     # Loading replaces parts of the library's global state, so it is done here and not in the workers.
     models = [load_causal_lm(folder).to(device) for _ in range(config.pipeline.targets)]

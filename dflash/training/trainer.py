@@ -12,12 +12,13 @@ from typing import IO
 import torch
 
 from dflash.config import Config, dump_config
+from dflash.data.sources import open_store
 from dflash.data.store import TokenStore
 from dflash.errors import ExitCode, UsageError
 from dflash.models.export import write_drafter
 from dflash.plugin_manager import Arm, PluginManager
 from dflash.training.progress import Progress
-from dflash.training.run import Models, load_models, open_store, training_run
+from dflash.training.run import Models, load_models, training_run
 from dflash.training.schedule import (
     MicroBatches,
     held_out_micro_batches,
@@ -39,7 +40,7 @@ def train_drafter(config: Config, out: Path | None = None) -> int:
     """
     torch.set_num_threads(1)
     arm = _single_arm(config)
-    store = open_store(config)
+    store = open_store(config.data)
     total = _total_windows(config, arm, store)
     models = load_models(config)
     folder = _new_folder(out)

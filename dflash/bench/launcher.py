@@ -1,0 +1,108 @@
+"""Fresh processes for trials: forked from a server that has torch and the target's module loaded.
+
+The server never runs a model, so a fork of it is as good as a new interpreter and starts in a fraction of
+a second. What forks share (hash seed, heap layout, code) is the same for all arms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+from dflash.bench.exchange import Failure, Measurement, TrialRequest
+from dflash.errors import DflashError
+
+_PR_SET_PDEATHSIG = 1
+_SECONDS_TO_END = 5.0
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Launcher:
+    """Starts one process per trial. A context manager; leaving it ends a trial that still runs."""
+
+    def __init__(self, model_type: str) -> None:
+        # Read by OpenMP when torch is imported, in the server that is started below.
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(
+            ["dflash.bench.trial", "numba", f"transformers.models.{model_type}.modeling_{model_type}"]
+        )
+        self._process: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def run(self, request: TrialRequest) -> Measurement | Failure:
+        """Run one trial to its end; KeyboardInterrupt ends it and is passed on."""
+        answer: Measurement | Failure = self.call(_measure, request)
+        return answer
+
+    def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Run ``function(argument)`` in a fresh process and return its result, or the failure."""
+        receiving, sending = self._context.Pipe(duplex=False)
+        self._process = self._context.Process(target=_child, args=(sending, function, argument))
+        self._process.start()
+        sending.close()
+        try:
+            return receiving.recv()
+        except EOFError:
+            self._process.join(_SECONDS_TO_END)
+            return Failure(f"the trial's process died ({_how(self._process.exitcode)})", "")
+        finally:
+            receiving.close()
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # A trial that has answered ends by itself; one that was interrupted is told to.
+        process.join(0.2)
+        for stop in (process.terminate, process.kill):
+            if process.is_alive():
+                stop()
+                process.join(_SECONDS_TO_END)
+        process.close()
+
+
+def _measure(request: TrialRequest) -> Measurement:
+    from dflash.bench.trial import measure_trial
+
+    return measure_trial(request)
+
+
+def _child(answer: Connection, function: Callable[[Any], Any], argument: Any) -> None:
+    # The parent decides what Ctrl-C means, and nobody outlives it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    import torch
+
+    os.dup2(2, 1)  # whatever a plugin prints stays out of our output
+    torch.set_num_threads(1)
+    result: Any
+    try:
+        result = function(argument)
+    except Exception as error:
+        known = isinstance(error, DflashError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        result = Failure(" ".join(text.split()), traceback.format_exc())
+    answer.send(result)
+    answer.close()
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
