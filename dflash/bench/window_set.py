@@ -11,32 +11,35 @@ from dflash.training.schedule import EpochPlan
 
 PADDING_TOLERANCE = 0.02
 """The set's padding efficiency may differ from the plan's by this share of it."""
+_PADDING_WEIGHT = 5.0
+_PASSES = 5
 
 
 def representative_windows(epoch: EpochPlan, count: int) -> list[int]:
     """``count`` windows of a plan, ascending, that stand for all of it; all, if it has no more.
 
-    The windows are cut into strata of equal size by mean sample length. From each stratum the one is taken
-    that brings the sums over the set nearest to the sums over the strata's means, in real tokens, padded
-    tokens, attention work and samples. Consecutive or random windows would make the clock of a trial a
-    lottery over lengths. The choice is a function of the plan, so an arm's trials all repeat it.
+    The windows are cut into strata of equal size by mean sample length, and one is taken from each, such
+    that the sums over the set come near to the sums over the strata's means: in padding efficiency above
+    all, then in real tokens, padded tokens, attention work and samples. Consecutive or random windows would
+    make the clock of a trial a lottery over lengths. The choice is a function of the plan, so all trials of
+    an arm repeat it.
 
     Raises:
-        TrialError: the plan has no window, or no such set has the plan's padding efficiency.
+        TrialError: the plan has no window, or no such set was found with the plan's padding efficiency.
     """
     composition = measure(epoch.plan, epoch.lengths)
-    traits_WF = _traits(epoch, composition)
-    if not len(traits_WF):
+    if not epoch.plan.windows:
         raise TrialError("the plan has no window: there are too few samples")
+    traits_WF = _traits(epoch, composition)
     by_length = np.argsort(_mean_lengths(composition), kind="stable")
-    chosen: list[int] = []
-    wanted_F, have_F = np.zeros(traits_WF.shape[1]), np.zeros(traits_WF.shape[1])
-    for stratum in np.array_split(by_length, min(count, len(by_length))):
-        wanted_F = wanted_F + traits_WF[stratum].mean(axis=0)
-        misses = np.square(have_F + traits_WF[stratum] - wanted_F).sum(axis=1)
-        best = int(stratum[np.argmin(misses)])
-        chosen.append(best)
-        have_F = have_F + traits_WF[best]
+    strata = np.array_split(by_length, min(count, len(by_length)))
+    wanted_F = np.sum([traits_WF[stratum].mean(axis=0) for stratum in strata], axis=0)
+    chosen = [int(stratum[len(stratum) // 2]) for stratum in strata]
+    for _ in range(_PASSES):
+        for place, stratum in enumerate(strata):
+            others_F = traits_WF[chosen].sum(axis=0) - traits_WF[chosen[place]]
+            misses = np.square(others_F + traits_WF[stratum] - wanted_F).sum(axis=1)
+            chosen[place] = int(stratum[np.argmin(misses)])
     _check_padding(composition, chosen)
     return sorted(chosen)
 
@@ -46,19 +49,15 @@ def _mean_lengths(composition: Composition) -> NDArray[np.float64]:
 
 
 def _traits(epoch: EpochPlan, composition: Composition) -> NDArray[np.float64]:
-    """float64[W, 4], each trait in units of its mean over the plan."""
+    """float64[W, 5], in units of the plan's means; the first is zero where the padding is the plan's."""
     edges = epoch.plan.window_offsets
     attention = np.concatenate([[0], np.cumsum(composition.padded_tokens * composition.longest)])
+    real, padded = composition.window_real_tokens, composition.window_padded_tokens
     traits = np.stack(
-        [
-            composition.window_real_tokens,
-            composition.window_padded_tokens,
-            attention[edges[1:]] - attention[edges[:-1]],
-            composition.window_rows,
-        ],
-        axis=1,
-    ).astype(np.float64)
-    return traits / np.maximum(traits.mean(axis=0), 1.0) if len(traits) else traits
+        [real, padded, attention[edges[1:]] - attention[edges[:-1]], composition.window_rows], axis=1
+    ) / np.array([real.mean(), padded.mean(), attention[-1] / len(real), composition.window_rows.mean()])
+    padding = (real - composition.padding_efficiency * padded) / real.mean()
+    return np.column_stack([_PADDING_WEIGHT * padding, traits])
 
 
 def _check_padding(composition: Composition, chosen: list[int]) -> None:

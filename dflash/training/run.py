@@ -82,7 +82,7 @@ def training_run(
     settings = config.pipeline
     step = DrafterStep(models.drafter, models.head, config, total_windows, diversity=diversity)
     with open_engine(
-        settings.engine, on_thread_start=_one_thread, stall_after=settings.watchdog_seconds
+        settings.engine, on_thread_start=single_thread, stall_after=settings.watchdog_seconds
     ) as pipeline:
         slots_tx, slots_rx = pipeline.channel("slots", items=settings.depth)
         work_tx, work_rx = pipeline.channel("work", items=2 * settings.prefetch)
@@ -104,6 +104,6 @@ def training_run(
         yield TrainingRun(pipeline, pipeline.results(results_rx))
 
 
-def _one_thread() -> None:
+def single_thread() -> None:
     """The first thing in every worker: a new thread's products would otherwise use all cores."""
     torch.set_num_threads(1)

@@ -180,7 +180,7 @@ def test_too_many_bad_samples_fail_the_run_with_its_cause(small_config):
             clean = target.features
             target.features = lambda ids, lengths, clean=clean: clean(ids, lengths) * float("nan")
 
-    with pytest.raises(StageError, match=r"drafter-0.*micro-batch 0.*not finite.*max_bad_samples") as failed:
+    with pytest.raises(StageError, match=r"drafter-0.*micro-batch 1.*not finite.*max_bad_samples") as failed:
         train(small_config, spoil)
     assert failed.value.exit_code == ExitCode.TRIAL_FAILED
 

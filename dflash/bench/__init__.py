@@ -1,0 +1,1 @@
+"""The benchmark: trials, pairs, verdicts, reports. It uses the trainer; the trainer never knows."""

@@ -1,0 +1,108 @@
+"""What a trial measures: every metric's name, unit, better side and gate rule, and how numbers are written.
+
+Names are final: later versions add metrics and rename none. Values are in SI base units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash.errors import UsageError
+
+Direction = Literal["higher", "lower", "none"]
+GateRule = Literal["paired", "exact", "none"]
+
+# Digits are grouped by a narrow no-break space and signs are true minus signs; no locale decides anything.
+_GROUP = "\u202f"
+_MINUS = "\u2212"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a trial.
+
+    ``direction`` is the better side. ``gate_rule`` says what may decide about it: ``paired`` for a clock,
+    which only adjacent trials can compare; ``exact`` for what the same seed must reproduce to the last bit;
+    ``none`` for what the trials of one seed cannot decide.
+    """
+
+    name: str
+    unit: str
+    direction: Direction
+    summary: str
+    gate_rule: GateRule
+
+
+_ALL = (
+    Metric("tok_s", "tokens/s", "higher", "real tokens per second", "paired"),
+    Metric("padded_tok_s", "tokens/s", "higher", "padded tokens per second", "paired"),
+    Metric("loss_tok_s", "tokens/s", "higher", "loss tokens per second", "paired"),
+    Metric("padding_efficiency", "1", "higher", "real / padded tokens of the whole epoch's plan", "exact"),
+    Metric(
+        "anchor_slot_efficiency",
+        "1",
+        "higher",
+        "slots of the trained blocks that carry a label / all but the anchors'",
+        "exact",
+    ),
+    Metric("label_coverage", "1", "higher", "share of the supervised tokens that a block predicts", "exact"),
+    Metric("final_loss", "nats/token", "lower", "held-out loss after the trial's windows", "none"),
+    Metric(
+        "gradient_diversity",
+        "1",
+        "higher",
+        "Yin et al. (arXiv 1706.05699) over a window's micro-batches",
+        "none",
+    ),
+    Metric("target_utilisation", "1", "none", "share of the time that the target workers compute", "none"),
+    Metric("drafter_utilisation", "1", "none", "share of the time that the drafter workers compute", "none"),
+    Metric("window_seconds", "s", "lower", "wall time per measured window", "paired"),
+    Metric(
+        "cpu_seconds", "s", "lower", "CPU time of the trial's process over the measured windows", "paired"
+    ),
+    Metric("peak_memory_bytes", "B", "lower", "most memory that the trial's process held", "none"),
+)
+
+#: Every known metric by name, in the order in which they are shown.
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+def metric(name: str) -> Metric:
+    """The metric called ``name``; UsageError with the names that exist."""
+    try:
+        return METRICS[name]
+    except KeyError:
+        raise UsageError(f"unknown metric {name!r}; known: {', '.join(METRICS)}") from None
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """``value`` with ``digits`` decimals, or else to three significant digits, and whole from 100 up."""
+    if digits is None:
+        magnitude = math.floor(math.log10(abs(value))) if value else 0
+        digits = max(0, 2 - magnitude)
+    text = f"{value:,.{digits}f}".replace(",", _GROUP)
+    if text.startswith("-"):
+        return _MINUS + text[1:] if any("1" <= digit <= "9" for digit in text) else text[1:]
+    return text
+
+
+def percent(share: float, digits: int | None = None) -> str:
+    """A share of one as ``93.1 %``, with as many decimals as it takes if ``digits`` is None: ``98 %``."""
+    return f"{100 * share:g} %" if digits is None else f"{number(100 * share, digits)} %"
+
+
+def signed_percent(ratio: float) -> str:
+    """A ratio as its signed change in percent, without the unit: 0.926 is ``−7.4``."""
+    text = number(100 * (ratio - 1), 1)
+    return text if text.startswith(_MINUS) or text == "0.0" else f"+{text}"
+
+
+def change(name: str, ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """The change of a metric in words: ``tok_s 6.1 % lower [−7.4, −4.9]``, from the ratio and its bounds."""
+    size = percent(abs(ratio - 1), 1)
+    words = "unchanged" if size == percent(0, 1) else f"{size} {'higher' if ratio > 1 else 'lower'}"
+    if low is None or high is None:
+        return f"{name} {words}"
+    return f"{name} {words} [{signed_percent(low)}, {signed_percent(high)}]"

@@ -1,0 +1,1 @@
+"""The built-in strategies, registered exactly as a third party registers its own."""
