@@ -49,7 +49,8 @@ class TrialProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def started(self, slot: Slot) -> None:
         """A trial begins."""
