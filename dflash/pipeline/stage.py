@@ -1,0 +1,96 @@
+"""One running stage as its engine sees it, and the two things that a stage function may say about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import perf_counter_ns
+from typing import Literal
+
+from dflash.errors import DflashError, StageError
+from dflash.pipeline.operation import Operation
+from dflash.pipeline.telemetry import Activity, StageClock
+
+
+class Stage:
+    """What a stage is doing, has done, and waits for. The caller's own thread has one too."""
+
+    __slots__ = ("_before", "clock", "name", "progress_ns", "thread", "waits_for", "work")
+
+    def __init__(self, name: str, activity: Activity) -> None:
+        self.name = name
+        self.clock = StageClock(name, activity)
+        self.waits_for: Operation | None = None
+        self.work: str | None = None
+        self.thread: int | None = None
+        """The identity of its own thread, if it has one."""
+        self.progress_ns = perf_counter_ns()
+        """When it last had to do with a channel."""
+        self._before: Activity = "busy"
+
+    def wait(self, operation: Operation) -> None:
+        """The stage is held by ``operation``."""
+        self._before = self.clock.switch(operation.activity)
+        self.waits_for = operation
+
+    def go_on(self) -> None:
+        """The stage continues with what it did before."""
+        self.waits_for = None
+        self.progress_ns = perf_counter_ns()
+        self.clock.switch(self._before)
+
+
+current_stage: ContextVar[Stage | None] = ContextVar("current_stage", default=None)
+"""The stage whose code is running; None outside a pipeline, where ``span`` has nothing to measure."""
+
+
+@contextmanager
+def span(activity: Literal["copy", "barrier"]) -> Iterator[None]:
+    """Count the block as ``activity``, not as ``busy``; waiting for a channel is still counted apart."""
+    stage = current_stage.get()
+    if stage is None:
+        yield
+        return
+    before = stage.clock.switch(activity)
+    try:
+        yield
+    finally:
+        stage.clock.switch(before)
+
+
+class _WorkNote(str):
+    """A note on an exception that says what its stage was working on."""
+
+    __slots__ = ()
+
+
+@contextmanager
+def working_on(what: str) -> Iterator[None]:
+    """Name the item that the block works on ("micro-batch 17"), for the message if it fails or hangs."""
+    stage = current_stage.get()
+    before = None if stage is None else stage.work
+    if stage is not None:
+        stage.work = what
+    try:
+        yield
+    except Exception as error:
+        error.add_note(_WorkNote(f"while working on {what}"))
+        raise
+    finally:
+        if stage is not None:
+            stage.work = before
+
+
+def stage_error(stage: str, cause: BaseException) -> StageError:
+    """``cause``, raised in ``stage``, as one line; with the exit code of ``cause`` if that has one."""
+    # The innermost block adds its note first, and it knows best.
+    note = next((f" {note}" for note in getattr(cause, "__notes__", ()) if isinstance(note, _WorkNote)), "")
+    text = " ".join(str(cause).split())
+    if not isinstance(cause, DflashError):
+        text = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    error = StageError(f"stage {stage} failed{note}: {text}")
+    error.__cause__ = cause
+    if isinstance(cause, DflashError):
+        error.exit_code = cause.exit_code
+    return error
