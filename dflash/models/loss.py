@@ -32,10 +32,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(label_L), chunk):
             rows = slice(start, start + chunk)
             label = label_L[rows, None]
-            logits = (hidden_LH[rows] @ head_VH.T).to(exact)
-            losses[rows] = logits.logsumexp(-1) - logits.gather(-1, label).squeeze(-1)
-            hits[rows] = logits.argmax(-1) == label.squeeze(-1)
-            residual = logits.softmax(-1)
+            log_p = (hidden_LH[rows] @ head_VH.T).to(exact).log_softmax(-1)
+            losses[rows] = -log_p.gather(-1, label).squeeze(-1)
+            hits[rows] = log_p.argmax(-1) == label.squeeze(-1)
+            residual = log_p.exp_()
             residual.scatter_add_(-1, label, torch.full_like(label, -1, dtype=exact))
             residual *= weight_L[rows, None]
             grad[rows] = residual.to(head_VH.dtype) @ head_VH
