@@ -46,7 +46,7 @@ def small_target(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_store(tmp_path_factory):
-    """240 samples of 4..90 random tokens, some far more frequent than others, for the small target; the last 40 are held out."""
+    """240 samples of 4..90 random tokens, some far more frequent than others; the last 40 are held out."""
     from dflash.data.store import StoreSample, write_store
 
     rng = np.random.default_rng(0)

@@ -25,6 +25,7 @@ class Target:
         self.layer_ids = layer_ids
         self.device = device
         self._body: Any = model.base_model
+        self._vocabulary: int = model.get_input_embeddings().num_embeddings
         layers: nn.ModuleList = self._body.layers
         if layer_ids[-1] >= len(layers):
             raise UsageError(f"layer {layer_ids[-1]} is not in a target of {len(layers)} layers")
@@ -62,7 +63,15 @@ class Target:
         Args:
             input_ids_RS: int64[R, S].
             lengths_R: int64[R], real tokens of each row.
+
+        Raises:
+            UsageError: a token id that the target does not have.
         """
+        if input_ids_RS.max() >= self._vocabulary:
+            raise UsageError(
+                f"token id {input_ids_RS.max()} is not in the target's vocabulary of {self._vocabulary}: "
+                "the store was made with another tokenizer"
+            )
         real_RS = np.arange(input_ids_RS.shape[1]) < lengths_R[:, None]
         self._rows = torch.from_numpy(np.flatnonzero(real_RS)).to(self.device)
         self._body(input_ids=torch.from_numpy(input_ids_RS).to(self.device), use_cache=False)

@@ -129,6 +129,14 @@ def test_library_without_source_says_so(tmp_path: Path) -> None:
         list(library_functions(tmp_path))
 
 
+@pytest.mark.parametrize("content", [b"def f(:\n", b"x = '\xff'\n", b"# coding: nonsense\n", b"x = 1\0\n"])
+def test_a_damaged_library_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "b.py").write_bytes(content)
+    with pytest.raises(UsageError, match=r"b\.py: not Python source .* mend or change this Python"):
+        list(library_functions(tmp_path))
+
+
 def test_held_out_share_over_names() -> None:
     """Of many names a share of 4 % within five standard deviations, and no run of neighbours."""
     flags = [held_out(f"package.module{i}") for i in range(20_000)]

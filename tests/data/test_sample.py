@@ -27,7 +27,7 @@ def test_a_person_is_told_what_happens(prepared: list[list[str]], sample_store: 
     for begin, end, path in prepared:
         assert path in begin
         assert f"{len(sample_store)} samples" in end
-        assert "too_short" in end
+        assert "too short" in end
 
 
 def test_a_prepared_sample_is_reused(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

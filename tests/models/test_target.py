@@ -67,6 +67,13 @@ def test_what_stands_in_the_padding_does_not_matter(target):
     assert torch.equal(target.features(ids, lengths), target.features(other, lengths))
 
 
+def test_tokens_of_another_tokenizer_are_refused(target):
+    ids, lengths = rows(4)
+    ids[0, 2] = 97
+    with pytest.raises(UsageError, match=r"token id 97 .* vocabulary of 97: .*another tokenizer"):
+        target.features(ids, lengths)
+
+
 def test_only_the_layers_that_are_read_are_run(target):
     assert len(target._body.layers) == LAYERS[-1] + 1
 
