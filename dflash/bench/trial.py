@@ -123,9 +123,9 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _busy(interval: Telemetry, kind: str) -> float:
-    """Mean busy share of the workers of a kind."""
+    """Mean busy share of the workers of a kind; a difference of floats may say a hair more than one."""
     return statistics.fmean(
-        stage.busy / stage.wall for stage in interval.stages if stage.name.startswith(f"{kind}-")
+        min(1.0, stage.busy / stage.wall) for stage in interval.stages if stage.name.startswith(f"{kind}-")
     )
 
 

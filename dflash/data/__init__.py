@@ -1,0 +1,1 @@
+"""Token store, collation, and the sample corpus with its tokenizer and target."""
