@@ -85,14 +85,16 @@ def _samples(
     seen: set[str] = set()
     kept, kept_held_out, tokens = 0, 0, 0
     for function in functions:
+        text = function.prompt + function.response
+        if text in seen:
+            left_out["duplicate"] += 1
+            continue
+        seen.add(text)
         # Encoded apart, as a prompt is at decode time: no token spans prompt and response.
         prompt = tokenizer.encode(function.prompt, add_special_tokens=False).ids
         response = [*tokenizer.encode(function.response, add_special_tokens=False).ids, end_of_text]
         length = len(prompt) + len(response)
-        text = function.prompt + function.response
-        if text in seen:
-            left_out["duplicate"] += 1
-        elif len(response) < 2:
+        if len(response) < 2:
             left_out["no_valid_anchor"] += 1
         elif length < MIN_TOKENS:
             left_out["too_short"] += 1
@@ -104,7 +106,6 @@ def _samples(
             kept, kept_held_out, tokens = kept + 1, kept_held_out + apart, tokens + length
             mask = [0] * len(prompt) + [1] * len(response)
             yield StoreSample(prompt + response, mask, f"{function.module}:{function.name}", apart)
-        seen.add(text)
     metadata.update(
         data="sample",
         python=platform.python_version(),

@@ -74,7 +74,8 @@ def test_held_out_perplexity_is_the_cards(
 ) -> None:
     """Every held-out sample by itself. Rounding alone may differ where the text is the card's own.
 
-    Another patch version of Python changes a few functions: 3 % in total, 10 % in a bin.
+    Another Python has other functions. The library of 3.11.2 moved the total by 0.4 % and a bin by 0.9 %,
+    those of 3.12 and 3.13 by up to 4.4 % and 14 %: the tolerance is 6 % and 20 %.
     """
     import torch
 
@@ -95,7 +96,7 @@ def test_held_out_perplexity_is_the_cards(
         total, total_supervised, tokens, tokens_supervised = (
             sum(column) for column in zip(*chosen, strict=True)
         )
-        tolerance = 1e-3 if same_text else 0.03 if (low, high) == (16, 1024) else 0.1
+        tolerance = 1e-3 if same_text else 0.06 if (low, high) == (16, 1024) else 0.2
         assert math.exp(total / tokens) == pytest.approx(entry["perplexity"], rel=tolerance)
         expected = pytest.approx(entry["supervised_perplexity"], rel=tolerance)
         assert math.exp(total_supervised / tokens_supervised) == expected
