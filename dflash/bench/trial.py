@@ -49,7 +49,7 @@ def measure_trial(request: TrialRequest) -> Measurement:
     total = request.warmup + request.windows + cooldown
     order = [cycle[(number - request.warmup) % len(cycle)] for number in range(total)]
     work = in_training_order(
-        ((0, epoch.window(window)) for window in order), held_out_micro_batches(store, config), [total]
+        (epoch.window(window) for window in order), held_out_micro_batches(store, config), [total]
     )
     models = load_models(config)
     before = read_load()

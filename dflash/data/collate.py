@@ -1,9 +1,10 @@
-"""From rows of a token store to the arrays of one padded micro-batch."""
+"""From rows of a token store to the arrays of one micro-batch, in either layout."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -14,28 +15,60 @@ if TYPE_CHECKING:
 
     from dflash.data.store import TokenStore
 
+Documents = list[tuple["NDArray[np.int32]", "NDArray[np.uint8]"]]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One micro-batch in the padded layout: R samples, right-padded to the longest, S tokens.
+    """One micro-batch of D samples: padded to [R, S] = [D, longest], or packed end to end as [1, T].
 
-    ``input_ids``  int64 [R, S], the pad id after a row's length
+    ``input_ids``  int64 [R, S], the pad id after a row's length in the padded layout
     ``loss_mask``  uint8 [R, S], 1 on supervised tokens, 0 on padding
-    ``lengths``    int64 [R], real tokens of each row
-    ``rows``       int64 [R], rows of the token store
+    ``lengths``    int64 [D], real tokens of each sample
+    ``rows``       int64 [D], rows of the token store
     """
 
+    layout: Literal["padded", "packed"]
     input_ids: NDArray[np.int64]
     loss_mask: NDArray[np.uint8]
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
 
+    def documents(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+        """Token ids and loss mask of each sample, without padding: views."""
+        ends = np.cumsum(self.lengths)
+        for document, (length, end) in enumerate(zip(self.lengths.tolist(), ends.tolist(), strict=True)):
+            row, start = (document, 0) if self.layout == "padded" else (0, end - length)
+            yield self.input_ids[row, start : start + length], self.loss_mask[row, start : start + length]
+
 
 def collate_padded(store: TokenStore, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
-    """Read the first ``lengths[i]`` tokens of each ``rows[i]`` into one micro-batch; R = 0 gives [0, 0].
+    """Read the first ``lengths[i]`` tokens of each ``rows[i]`` into a padded micro-batch; D = 0 gives [0, 0].
 
     Raises UsageError if a length is below 1 or above what the store holds.
     """
+    rows, lengths, documents = _read(store, rows, lengths)
+    shape = len(rows), int(lengths.max(initial=0))
+    input_ids = np.full(shape, store.pad_id, np.int64)
+    loss_mask = np.zeros(shape, np.uint8)
+    # One slice per row: twice as fast as one gather with computed indices.
+    for i, (ids, mask) in enumerate(documents):
+        input_ids[i, : len(ids)] = ids
+        loss_mask[i, : len(mask)] = mask
+    return Batch("padded", input_ids, loss_mask, lengths, rows)
+
+
+def collate_packed(store: TokenStore, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
+    """The same samples end to end in one row; D = 0 gives [1, 0]. Raises as :func:`collate_padded` does."""
+    rows, lengths, documents = _read(store, rows, lengths)
+    input_ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in documents)])
+    loss_mask = np.concatenate([np.empty(0, np.uint8), *(mask for _, mask in documents)])
+    return Batch("packed", input_ids[None], loss_mask[None], lengths, rows)
+
+
+def _read(
+    store: TokenStore, rows: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Documents]:
     rows, lengths = np.asarray(rows, np.int64), np.asarray(lengths, np.int64)
     wrong = np.flatnonzero((lengths < 1) | (lengths > store.lengths[rows]))
     if len(wrong):
@@ -44,12 +77,5 @@ def collate_padded(store: TokenStore, rows: NDArray[np.int64], lengths: NDArray[
             f"{store.path}: row {row} has {store.lengths[row]} tokens, {length} were asked for; "
             "plan with the lengths of this store"
         )
-    shape = len(rows), int(lengths.max(initial=0))
-    input_ids = np.full(shape, store.pad_id, np.int64)
-    loss_mask = np.zeros(shape, np.uint8)
-    # One slice per row: twice as fast as one gather with computed indices.
-    for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
-        ids, mask = store.sample(row)
-        input_ids[i, :length] = ids[:length]
-        loss_mask[i, :length] = mask[:length]
-    return Batch(input_ids, loss_mask, lengths, rows)
+    samples = zip(map(store.sample, rows.tolist()), lengths.tolist(), strict=True)
+    return rows, lengths, [(ids[:length], mask[:length]) for (ids, mask), length in samples]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dflash.errors import UsageError
+from dflash.models import packed_attention
 from dflash.models.drafter import TargetHead
 
 
@@ -26,6 +27,7 @@ class Target:
         self.device = device
         self._body: Any = model.base_model
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._padded_attention: str = self._body.config._attn_implementation
         layers: nn.ModuleList = self._body.layers
         if layer_ids[-1] >= len(layers):
             raise UsageError(f"layer {layer_ids[-1]} is not in a target of {len(layers)} layers")
@@ -52,13 +54,11 @@ class Target:
 
         return hook
 
-    @torch.no_grad()
     def features(self, input_ids_RS: NDArray[np.int64], lengths_R: NDArray[np.int64]) -> Tensor:
         """Features [T, K * H] of the real tokens of a right-padded micro-batch, documents end to end.
 
         No mask is given to the model: causal attention never looks right, so a row's real positions
-        cannot see its padding, and without a mask the fastest causal kernel is used. ``use_cache=False``
-        because a cache is built for nothing otherwise, and makes packed documents leak into each other.
+        cannot see its padding, and without a mask the fastest causal kernel is used.
 
         Args:
             input_ids_RS: int64[R, S].
@@ -67,14 +67,48 @@ class Target:
         Raises:
             UsageError: a token id that the target does not have.
         """
-        if input_ids_RS.max() >= self._vocabulary:
+        real_RS = np.arange(input_ids_RS.shape[1]) < lengths_R[:, None]
+        return self._run(input_ids_RS, np.flatnonzero(real_RS), self._padded_attention)
+
+    def packed_features(self, input_ids_1T: NDArray[np.int64], lengths_D: NDArray[np.int64]) -> Tensor:
+        """Features [T, K * H] of D documents that stand end to end in one row, blind to each other.
+
+        Positions restart at each document. Gives the numbers of the padded layout to rounding.
+
+        Args:
+            input_ids_1T: int64[1, T].
+            lengths_D: int64[D], which add up to T.
+
+        Raises:
+            UsageError: a token id that the target does not have, or attention that cannot be cut.
+        """
+        packed_attention.register()
+        ends_D = np.cumsum(lengths_D)
+        positions_T = np.arange(ends_D[-1]) - np.repeat(ends_D - lengths_D, lengths_D)
+        bounds = torch.from_numpy(np.concatenate([[0], ends_D]))
+        return self._run(
+            input_ids_1T,
+            np.arange(ends_D[-1]),
+            packed_attention.NAME,
+            position_ids=torch.from_numpy(positions_T)[None].to(self.device),
+            cu_seq_lens_q=bounds,
+            cu_seq_lens_k=bounds,
+        )
+
+    @torch.no_grad()
+    def _run(
+        self, input_ids: NDArray[np.int64], kept_T: NDArray[np.int64], attention: str, **arguments: Tensor
+    ) -> Tensor:
+        """``use_cache=False``: a cache is built for nothing, and packed documents leak through it."""
+        if input_ids.max() >= self._vocabulary:
             raise UsageError(
-                f"token id {input_ids_RS.max()} is not in the target's vocabulary of {self._vocabulary}: "
+                f"token id {input_ids.max()} is not in the target's vocabulary of {self._vocabulary}: "
                 "the store was made with another tokenizer"
             )
-        real_RS = np.arange(input_ids_RS.shape[1]) < lengths_R[:, None]
-        self._rows = torch.from_numpy(np.flatnonzero(real_RS)).to(self.device)
-        self._body(input_ids=torch.from_numpy(input_ids_RS).to(self.device), use_cache=False)
+        if self._body.config._attn_implementation != attention:
+            self._body.set_attn_implementation(attention)
+        self._rows = torch.from_numpy(kept_T).to(self.device)
+        self._body(input_ids=torch.from_numpy(input_ids).to(self.device), use_cache=False, **arguments)
         kept = [part for part in self._kept if part is not None]
         self._kept = [None] * len(self.layer_ids)
         return torch.cat(kept, dim=-1)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash.config import DrafterSettings
-from dflash.data.collate import Batch, collate_padded
+from dflash.data.collate import Batch, collate_packed, collate_padded
 from dflash.data.store import TokenStore
 from dflash.models.anchors import AnchorSlots, build_slots, choose_anchors
 from dflash.models.features import FeatureBatch, drop_non_finite
@@ -76,8 +76,10 @@ async def run_drafter(
 
 def load(work: Work, store: TokenStore, settings: DrafterSettings, seed: int) -> LoadedBatch:
     """The tokens of a micro-batch, and its anchors, which depend on (seed, epoch, store row) alone."""
-    batch = collate_padded(store, work.rows_D, work.lengths_D)
-    masks = [batch.loss_mask[row, :length] for row, length in enumerate(batch.lengths)]
+    collate = collate_packed if work.layout == "packed" else collate_padded
+    batch = collate(store, work.rows_D, work.lengths_D)
+    documents = list(batch.documents())
+    masks = [mask for _, mask in documents]
     anchors = [
         choose_anchors(
             mask,
@@ -89,7 +91,7 @@ def load(work: Work, store: TokenStore, settings: DrafterSettings, seed: int) ->
         )
         for mask, row in zip(masks, work.rows_D.tolist(), strict=True)
     ]
-    tokens = [batch.input_ids[row, :length] for row, length in enumerate(batch.lengths)]
+    tokens = [ids for ids, _ in documents]
     slots = build_slots(tokens, masks, anchors, block_size=settings.block_size, gamma=settings.gamma)
     return LoadedBatch(work, batch, slots, _count(batch, slots))
 
@@ -98,10 +100,12 @@ def read_features(loaded: LoadedBatch, target: Target) -> TargetOutput:
     """The features of a micro-batch; an empty one needs no forward pass."""
     batch = loaded.batch
     offsets_D = np.concatenate([[0], np.cumsum(batch.lengths)]).astype(np.int64)
-    if len(batch.rows):
-        features_TF = target.features(batch.input_ids, batch.lengths)
-    else:
+    if not len(batch.rows):
         features_TF = torch.zeros(0, 0, device=target.device)
+    elif batch.layout == "packed":
+        features_TF = target.packed_features(batch.input_ids, batch.lengths)
+    else:
+        features_TF = target.features(batch.input_ids, batch.lengths)
     features, bad_rows = drop_non_finite(FeatureBatch(features_TF, offsets_D, batch.rows, loaded.slots))
     counts = loaded.counts
     if len(bad_rows):

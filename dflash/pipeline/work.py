@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.batching.plan import Layout
 from dflash.data.collate import Batch
 from dflash.models.anchors import AnchorSlots
 from dflash.models.features import FeatureBatch
@@ -22,6 +23,7 @@ class Work:
     epoch: int
     window: int
     """the window it belongs to, or the number of windows trained before this evaluation"""
+    layout: Layout
     closes: bool
     """whether it is the last of its window or evaluation"""
     rows_D: NDArray[np.int64]

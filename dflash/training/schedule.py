@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash.batching import packing, windows
-from dflash.batching.plan import BatchPlan, PlanRequest, Strategy
+from dflash.batching.plan import BatchPlan, Layout, PlanRequest, Strategy
 from dflash.batching.planning import make_plan
 from dflash.config import Config
 from dflash.data.store import TokenStore
@@ -25,6 +26,15 @@ MicroBatches = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
+class Window:
+    """The micro-batches of one optimizer step, in the order in which the drafters are given them."""
+
+    epoch: int
+    layout: Layout
+    micro_batches: MicroBatches
+
+
+@dataclass(frozen=True)
 class EpochPlan:
     """A certified plan of one epoch and the lengths that it was made for."""
 
@@ -32,13 +42,17 @@ class EpochPlan:
     lengths: NDArray[np.int64]
     request: PlanRequest
 
-    def window(self, number: int) -> MicroBatches:
-        """The micro-batches of a window in the order in which the drafters are given them."""
+    def window(self, number: int) -> Window:
+        """A window of the plan, with store rows."""
         assigned = windows.assign(
             self.plan, number, self.request.drafters, self.lengths, self.request.attention_length
         )
         chosen = (self.plan.batch(int(batch)) for batch in assigned.ravel())
-        return [(self.plan.ids[samples], self.lengths[samples]) for samples in chosen]
+        return Window(
+            epoch=self.request.epoch,
+            layout=self.plan.layout,
+            micro_batches=[(self.plan.ids[samples], self.lengths[samples]) for samples in chosen],
+        )
 
 
 def plan_epoch(
@@ -85,28 +99,30 @@ def held_out_micro_batches(store: TokenStore, config: Config) -> MicroBatches:
 
 
 def in_training_order(
-    training: Iterable[tuple[int, MicroBatches]], held_out: MicroBatches, evaluate_after: Iterable[int]
+    training: Iterable[Window], held_out: MicroBatches, evaluate_after: Iterable[int]
 ) -> Iterator[Work]:
-    """Number the work of a run: windows as (epoch, micro-batches), and an evaluation where it is asked for.
+    """Number the work of a run: its windows, and an evaluation where it is asked for.
 
-    ``evaluate_after`` holds ascending counts of windows; 0 is before the first.
+    ``evaluate_after`` holds ascending counts of windows; 0 is before the first. Held-out samples are padded
+    whatever the plan's layout is.
     """
     evaluations = iter(evaluate_after if held_out else ())
     evaluate_at = next(evaluations, None)
+    evaluated = Window(EVALUATION_EPOCH, "padded", held_out)
     number = 0
 
-    def numbered(purpose: str, epoch: int, window: int, batches: MicroBatches) -> Iterator[Work]:
+    def numbered(purpose: Literal["train", "evaluate"], place: int, window: Window) -> Iterator[Work]:
         nonlocal number
-        for place, (rows, lengths) in enumerate(batches, start=1):
-            yield Work(number, purpose, epoch, window, place == len(batches), rows, lengths)  # type: ignore[arg-type]
+        last = len(window.micro_batches) - 1
+        for index, (rows, lengths) in enumerate(window.micro_batches):
+            yield Work(number, purpose, window.epoch, place, window.layout, index == last, rows, lengths)
             number += 1
 
     if evaluate_at == 0:
-        yield from numbered("evaluate", EVALUATION_EPOCH, 0, held_out)
+        yield from numbered("evaluate", 0, evaluated)
         evaluate_at = next(evaluations, None)
-    for window, (epoch, batches) in enumerate(training):
-        yield from numbered("train", epoch, window, batches)
-        trained = window + 1
+    for trained, window in enumerate(training, start=1):
+        yield from numbered("train", trained - 1, window)
         if evaluate_at == trained:
-            yield from numbered("evaluate", EVALUATION_EPOCH, trained, held_out)
+            yield from numbered("evaluate", trained, evaluated)
             evaluate_at = next(evaluations, None)

@@ -20,7 +20,7 @@ from dflash.plugin_manager import Arm, PluginManager
 from dflash.training.progress import Progress
 from dflash.training.run import Models, load_models, training_run
 from dflash.training.schedule import (
-    MicroBatches,
+    Window,
     held_out_micro_batches,
     in_training_order,
     plan_epoch,
@@ -88,12 +88,12 @@ def _train(
             metrics.flush()
 
 
-def _windows(config: Config, arm: Arm, store: TokenStore, total: int) -> Iterator[tuple[int, MicroBatches]]:
+def _windows(config: Config, arm: Arm, store: TokenStore, total: int) -> Iterator[Window]:
     left = total
     for epoch in range(config.training.epochs):
         plan = plan_epoch(arm.strategy, arm.name, store, config, epoch)
         for window in range(min(left, plan.plan.windows)):
-            yield epoch, plan.window(window)
+            yield plan.window(window)
         left -= min(left, plan.plan.windows)
 
 

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -58,6 +59,64 @@ def test_padded_rows_equal_lone_rows(target):
     for row, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
         alone = target.features(ids[row : row + 1, : lengths[row]], lengths[row : row + 1])
         torch.testing.assert_close(together[start:end], alone, rtol=0, atol=1e-5)
+
+
+def test_packed_documents_equal_lone_ones_and_padded_rows(target):
+    ids, lengths = rows(4, 31, 1, 18, 31)
+    packed = np.concatenate([row[:length] for row, length in zip(ids, lengths, strict=True)])[None]
+    found = target.packed_features(packed, lengths)
+    torch.testing.assert_close(found, target.features(ids, lengths), rtol=0, atol=1e-5)
+    ends = np.cumsum(lengths)
+    for start, end in zip(ends - lengths, ends, strict=True):
+        alone = target.packed_features(packed[:, start:end], np.array([end - start]))
+        torch.testing.assert_close(found[start:end], alone, rtol=0, atol=1e-5)
+
+
+def test_packed_documents_are_blind_to_each_other(target):
+    packed, _ = rows(20)
+    cut = np.array([7, 13])
+    other = packed.copy()
+    other[0, :7] = (other[0, :7] + 1) % 96
+    before, after = (target.packed_features(row, cut) for row in (packed, other))
+    assert torch.equal(before[7:], after[7:])
+    assert (before[:7] != after[:7]).any(dim=1).all()
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_both_layouts_agree_for_other_families(family):
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=97,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        **({"sliding_window": None} if family == "Mistral" else {}),
+    )
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    target = Target(model, LAYERS, torch.device("cpu"))
+    ids, lengths = rows(9, 3)
+    packed = np.concatenate([ids[0], ids[1, :3]])[None]
+    torch.testing.assert_close(
+        target.packed_features(packed, lengths), target.features(ids, lengths), rtol=0, atol=1e-5
+    )
+
+
+def test_a_sliding_window_is_refused_in_the_packed_layout():
+    config = transformers.MistralConfig(
+        vocab_size=97,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=4,
+    )
+    target = Target(transformers.MistralForCausalLM(config).eval(), LAYERS, torch.device("cpu"))
+    with pytest.raises(UsageError, match="sliding"):
+        target.packed_features(np.array([[1, 2, 3]]), np.array([3]))
 
 
 def test_what_stands_in_the_padding_does_not_matter(target):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,7 +15,7 @@ from dflash.pipeline.stages import load
 from dflash.pipeline.work import Work
 from dflash.plugin_manager import PluginManager
 from dflash.training.run import load_models, training_run
-from dflash.training.schedule import held_out_micro_batches, in_training_order, plan_epoch
+from dflash.training.schedule import Window, held_out_micro_batches, in_training_order, plan_epoch
 from dflash.training.step import WindowResult
 
 WINDOWS = 6
@@ -38,7 +37,7 @@ def train(config, spoil=None):
     if spoil:
         spoil(models)
     work = in_training_order(
-        ((0, epoch.window(window)) for window in range(WINDOWS)),
+        (epoch.window(window) for window in range(WINDOWS)),
         held_out_micro_batches(store, config),
         [0, 3, WINDOWS],
     )
@@ -113,7 +112,7 @@ def test_a_samples_anchors_do_not_depend_on_its_batch_mates(small_config):
 
     def anchors(rows):
         rows = np.array(rows)
-        work = Work(0, "train", 2, 0, True, rows, store.lengths[rows])
+        work = Work(0, "train", 2, 0, "padded", True, rows, store.lengths[rows])
         slots = load(work, store, small_config.drafter, seed=5).slots
         return {row: slots.position_N[slots.document_N == d].tolist() for d, row in enumerate(rows.tolist())}
 
@@ -125,7 +124,9 @@ def test_a_samples_anchors_do_not_depend_on_its_batch_mates(small_config):
 def test_counts_are_those_of_the_samples(small_config):
     store = open_store(small_config.data)
     rows = np.array([3, 11, 40])
-    loaded = load(Work(0, "train", 0, 0, True, rows, store.lengths[rows]), store, small_config.drafter, 0)
+    loaded = load(
+        Work(0, "train", 0, 0, "padded", True, rows, store.lengths[rows]), store, small_config.drafter, 0
+    )
     lengths = store.lengths[rows]
     assert loaded.counts.samples == 3
     assert loaded.counts.real_tokens == lengths.sum()
@@ -166,7 +167,7 @@ def poison(row_tokens):
 def test_a_sample_with_bad_features_is_left_out_and_named(small_config):
     store = open_store(small_config.data)
     epoch = plan_epoch(PluginManager().arms("random")[0].strategy, "random", store, small_config, 0)
-    bad = int(epoch.window(2)[0][0][0])
+    bad = int(epoch.window(2).micro_batches[0][0][0])
     windows, _, weights, _ = train(
         changed(small_config, training={"max_bad_samples": 1}), poison(store.tokens(bad))
     )
@@ -205,7 +206,7 @@ def test_a_window_without_weight_takes_no_step(small_config):
     models = load_models(small_config)
     before = {name: weight.clone() for name, weight in models.drafter.state_dict().items()}
     empty = np.zeros(0, np.int64)
-    work = in_training_order([(0, [(empty, empty), (empty, empty)])], [], [])
+    work = in_training_order([Window(0, "padded", [(empty, empty), (empty, empty)])], [], [])
     with training_run(small_config, store, models, work, 1, diversity=True) as run:
         (result,) = run.results
     assert isinstance(result, WindowResult)
@@ -215,7 +216,7 @@ def test_a_window_without_weight_takes_no_step(small_config):
 
 def test_work_is_numbered_and_closed_once_per_window():
     one = (np.array([1]), np.array([5]))
-    training = [(0, [one, one]), (0, [one, one]), (1, [one, one])]
+    training = [Window(epoch, "packed", [one, one]) for epoch in (0, 0, 1)]
     work = list(in_training_order(training, [one, one, one], [0, 2, 3]))
     assert [w.id for w in work] == list(range(6 + 9))
     kinds = [(w.purpose, w.window) for w in work if w.closes]
@@ -227,5 +228,6 @@ def test_work_is_numbered_and_closed_once_per_window():
         ("train", 2),
         ("evaluate", 3),
     ]
-    assert replace(work[-1], closes=False).epoch == 0, "held-out anchors are those of one epoch for ever"
+    assert {(w.epoch, w.layout) for w in work if w.purpose == "evaluate"} == {(0, "padded")}
+    assert [(w.epoch, w.layout) for w in work if w.purpose == "train"][-1] == (1, "packed")
     assert not [w for w in in_training_order(training, [], [0, 1]) if w.purpose == "evaluate"]
