@@ -2,34 +2,54 @@
 
     pytest benchmarks/test_batching.py --benchmark-only
 
-Each strategy's padding efficiency and fill stand in `extra_info`.
+What each strategy's plan is made of stands in `extra_info`.
 """
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash.batching import boundaries, certificate, composition, windows
+from dflash.batching.lengths import parse_lengths
 from dflash.batching.plan import BatchPlan, IntArray, PlanRequest, Strategy
 from dflash.batching.planning import make_plan
 from dflash_plugins.bucketed import Bucketed
+from dflash_plugins.first_fit import FirstFit
+from dflash_plugins.packed import Packed
 from dflash_plugins.random import Random
 from dflash_plugins.sorted import Sorted
+from dflash_plugins.step_window import StepWindow
+from dflash_plugins.windowed import Windowed
 
 BUDGET = 49_152
 REQUEST = PlanRequest(BUDGET, seed=0, epoch=0, drafters=8, accumulation=4, tail="spread")
-STRATEGIES: list[Strategy] = [Sorted(), Sorted(frozen=True), Random(), Bucketed(buckets=6), Bucketed()]
+STRATEGIES: list[Strategy] = [
+    Random(),
+    Sorted(),
+    Sorted(frozen=True),
+    Bucketed(),
+    Bucketed(buckets=6),
+    Bucketed(buckets=6, boundaries="equal_tokens"),
+    Bucketed(buckets=6, windows="stratified"),
+    Bucketed(buckets=6, windows="synced"),
+    Windowed(),
+    StepWindow(),
+    Packed(),
+    FirstFit(),
+]
+
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 
 
 @pytest.fixture(scope="module")
 def lengths() -> IntArray:
     """Lognormal with median 1,800 and sigma 0.6, cut to 65..8,191 tokens."""
-    drawn = np.exp(np.random.default_rng(0).normal(np.log(1800), 0.6, 902_087)).astype(np.int64)
-    return np.clip(drawn, 65, 8191)
+    return parse_lengths("lognormal")
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +61,44 @@ def repeat(benchmark: BenchmarkFixture, function: Any, *args: Any) -> Any:
     return benchmark.pedantic(function, args, rounds=5, warmup_rounds=1)  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def once(benchmark: BenchmarkFixture, function: Any, *args: Any) -> Any:
+    return benchmark.pedantic(function, args)  # type: ignore[no-untyped-call]
+
+
+def whole_epoch(strategy: Strategy, lengths: IntArray) -> tuple[BatchPlan, IntArray, IntArray]:
+    """A certified plan, the lengths in it, and who takes what of all its windows."""
+    plan, used = make_plan(strategy, lengths, REQUEST)
+    taken = windows.assign_all(plan, REQUEST.drafters, used, REQUEST.attention_length)
+    return plan, used, taken
+
+
+@each_strategy
+def test_whole_epoch(benchmark: BenchmarkFixture, strategy: Strategy, lengths: IntArray) -> None:
+    plan, used, _ = repeat(benchmark, whole_epoch, strategy, lengths)
+    benchmark.extra_info |= composition.measure_composition(plan, used, REQUEST).metrics
+
+
+@each_strategy
 def test_strategy_alone(benchmark: BenchmarkFixture, strategy: Strategy, lengths: IntArray) -> None:
-    plan = repeat(benchmark, strategy.plan, lengths, REQUEST)
-    found = composition.measure(plan, lengths)
-    benchmark.extra_info["padding_efficiency"] = found.padding_efficiency
-    benchmark.extra_info["fill"] = found.fill(BUDGET)
-    benchmark.extra_info["micro_batches"] = plan.batches
+    repeat(benchmark, strategy.plan, lengths, REQUEST)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-def test_certified_plan(benchmark: BenchmarkFixture, strategy: Strategy, lengths: IntArray) -> None:
-    repeat(benchmark, make_plan, strategy, lengths, REQUEST)
+@each_strategy
+def test_memory(benchmark: BenchmarkFixture, strategy: Strategy, lengths: IntArray) -> None:
+    """The most that an epoch's arrays take above the lengths, in bytes, stands in `extra_info`."""
+    whole_epoch(strategy, lengths[:1_000])  # what is compiled or imported is no array
+    tracemalloc.start()
+    once(benchmark, whole_epoch, strategy, lengths)
+    benchmark.extra_info["peak_bytes"] = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+
+@each_strategy
+@pytest.mark.parametrize("samples", [10**5, 10**6, 10**7])
+def test_growth(benchmark: BenchmarkFixture, strategy: Strategy, samples: int) -> None:
+    lengths = parse_lengths(f"lognormal:n={samples}")
+    once(benchmark, whole_epoch, strategy, lengths)
+    benchmark.extra_info["nanoseconds_per_sample"] = benchmark.stats["min"] / samples * 1e9  # type: ignore[index]
 
 
 def test_certificate(benchmark: BenchmarkFixture, planned: tuple[BatchPlan, IntArray]) -> None:
@@ -60,7 +106,10 @@ def test_certificate(benchmark: BenchmarkFixture, planned: tuple[BatchPlan, IntA
 
 
 def test_composition(benchmark: BenchmarkFixture, planned: tuple[BatchPlan, IntArray]) -> None:
-    repeat(benchmark, composition.measure, *planned)
+    plan, used = planned
+    other, _ = make_plan(Random(), used, replace(REQUEST, epoch=1))
+    ends = Random().bucket_ends(used, REQUEST)
+    repeat(benchmark, composition.measure_composition, plan, used, REQUEST, other, ends)
 
 
 def test_digest(benchmark: BenchmarkFixture, planned: tuple[BatchPlan, IntArray]) -> None:
@@ -78,3 +127,8 @@ def test_assign_one_window(
 ) -> None:
     plan, used = planned
     repeat(benchmark, windows.assign, plan, 7, drafters, used, REQUEST.attention_length)
+
+
+def test_assign_all_windows(benchmark: BenchmarkFixture, planned: tuple[BatchPlan, IntArray]) -> None:
+    plan, used = planned
+    repeat(benchmark, windows.assign_all, plan, 8, used, REQUEST.attention_length)

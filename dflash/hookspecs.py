@@ -9,6 +9,9 @@ and the module implements hooks::
     def dflash_strategies():
         return [StrategySpec("mine", "what it does, in one line", Mine)]
 
+`dflash-bench plugins new NAME` starts such a package, and `dflash.testing` holds a strategy against the
+contract of `dflash.batching.plan`.
+
 Importing this module is cheap. A plugin's module should be, too: what costs (numpy, torch) belongs inside
 the functions that need it, because every plugin is imported to list the strategies.
 """
@@ -33,6 +36,9 @@ API_VERSION = 1
 
 GROUP = "dflash"
 
+# What stands for every strategy where strategies are named.
+ALL = "all"
+
 hookspec = pluggy.HookspecMarker("dflash")
 hookimpl = pluggy.HookimplMarker("dflash")
 
@@ -41,12 +47,13 @@ hookimpl = pluggy.HookimplMarker("dflash")
 class StrategySpec:
     """A strategy on offer.
 
-    name: lower case; letters, digits, `-` and `_`.
+    name: lower case; letters, digits, `-` and `_`; not `all`.
     summary: one line.
     strategy: a frozen dataclass with a `plan` method as `dflash.batching.plan.Strategy` has it. Its fields
         are the options, each with a default and of a type that one text can give (int, float, bool, str,
         Literal, or one of these or None). A value that makes no sense is its `__post_init__`'s to refuse,
-        by ValueError.
+        by ValueError. One whose plan is the same in every epoch by design says so by a class attribute or
+        property `same_every_epoch = True`.
 
     Raises PluginError if a spec is not so.
     """
@@ -58,6 +65,8 @@ class StrategySpec:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
             raise PluginError(f"strategy name {self.name!r}: use a-z, 0-9, - and _, a letter first")
+        if self.name == ALL:
+            raise PluginError(f"strategy name {self.name!r}: it stands for every strategy")
         if not self.summary or "\n" in self.summary:
             raise PluginError(f"strategy {self.name!r}: the summary must be one line")
         cls: object = self.strategy

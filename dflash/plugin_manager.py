@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -25,7 +25,7 @@ from dflash import hookspecs
 from dflash.batching import options
 from dflash.batching.options import Option, parse_strategies
 from dflash.errors import PluginError, UsageError
-from dflash.hookspecs import API_VERSION, GROUP, StrategySpec
+from dflash.hookspecs import ALL, API_VERSION, GROUP, StrategySpec
 
 if TYPE_CHECKING:
     from dflash.batching.plan import Strategy
@@ -177,10 +177,11 @@ class PluginManager:
     def arms(self, text: str) -> list[Arm]:
         """The strategies of `name[:option=value...],...` with their options, each once, in order.
 
-        Warns of an arm named twice. Raises as `get` and `options.build` do.
+        `all` stands for every strategy that is OK, with its default options. Warns of an arm named twice.
+        Raises as `get` and `options.build` do, and UsageError if `all` is none.
         """
         arms: dict[str, Arm] = {}
-        for name, option_text in parse_strategies(text):
+        for name, option_text in self._named(text):
             record = self.get(name)
             assert record.strategy is not None  # `get` returns none but those that are OK
             strategy = options.build(name, record.strategy, option_text)
@@ -189,6 +190,16 @@ class PluginManager:
                 warnings.warn(f"strategy {arm.name} is named twice; taken once", PluginWarning, stacklevel=2)
             arms.setdefault(arm.name, arm)
         return list(arms.values())
+
+    def _named(self, text: str) -> Iterator[tuple[str, str]]:
+        for name, option_text in parse_strategies(text):
+            if (name, option_text) != (ALL, ""):
+                yield name, option_text
+                continue
+            usable = [record.unique_name for record in self.strategies() if record.usable]
+            if not usable:
+                raise UsageError(f"strategy {ALL!r}: none of this installation can be used")
+            yield from ((name, "") for name in usable)
 
     @cached_property
     def _records(self) -> list[StrategyRecord]:

@@ -39,17 +39,19 @@ def random_head(shape: DrafterShape, seed: int = 0) -> TargetHead:
     embedding, head = torch.randn(
         2, shape.vocab_size, shape.hidden_size, generator=generator, dtype=torch.float64
     )
-    return TargetHead(embedding, head, torch.ones(shape.hidden_size, dtype=torch.float64))
+    return TargetHead(embedding, head)
 
 
 def random_drafter(shape: DrafterShape, seed: int = 1) -> Drafter:
     """In fp64, with every norm weight away from one, so that a forgotten norm shows."""
-    drafter = Drafter(shape).double().initialise(seed, torch.ones(shape.hidden_size))
+    drafter = Drafter(shape).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in drafter.parameters():
             if weight.ndim == 1:
                 weight.copy_(0.5 + torch.rand(weight.shape, generator=generator))
+            else:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
     return drafter
 
 

@@ -40,6 +40,8 @@ def dflash_strategies():
     return [StrategySpec("{name}", "the last sample first", Reversed)]
 """
 
+BUILT_IN = ["bucketed", "first_fit", "packed", "random", "sorted", "step_window", "windowed"]
+
 Install = Callable[..., Path]
 
 
@@ -79,12 +81,12 @@ def by_name(manager: PluginManager, name: str) -> StrategyRecord:
 def test_the_built_ins_are_plugins_like_any_other() -> None:
     records = PluginManager().strategies()
     ours = {record.name: record for record in records if record.distribution == "dflash"}
-    assert list(ours) == ["bucketed", "random", "sorted"]
+    assert list(ours) == BUILT_IN
     assert {record.status for record in ours.values()} == {"OK"}
     assert {record.version for record in ours.values()} == {dflash.__version__}
-    assert ours["bucketed"].options == (
-        Option("buckets", "int", "8"),
-        Option("boundaries", "optimal", "optimal"),
+    assert ours["sorted"].options == (
+        Option("order", "length|shuffled", "length"),
+        Option("frozen", "bool", "false"),
     )
     for name, record in ours.items():
         file = Path(__file__).parents[1] / "plugins" / "dflash_plugins" / f"{name}.py"
@@ -181,6 +183,7 @@ BROKEN = {
     "arguments": (source("bad").replace("strategies()", "strategies(seed)"), "seed"),
     "version": ("DFLASH_API_VERSION = 99\n" + source("bad"), "written for plugin API 99, this dflash has 1"),
     "name": (source("Not Good"), "strategy name 'Not Good'"),
+    "all": (source("all"), "strategy name 'all': it stands for every strategy"),
     "mutable": (source("bad").replace("frozen=True", "frozen=False"), "is not a frozen dataclass type"),
     "no default": (source("bad").replace("int = 1", "int"), "option 'step' has no default"),
     "no plan": (source("bad").replace("def plan(", "def planned("), "has no method plan"),
@@ -244,7 +247,7 @@ def test_an_unknown_strategy_names_what_exists(monkeypatch: pytest.MonkeyPatch) 
     manager = PluginManager()
     with pytest.raises(UsageError) as raised:
         manager.get("nope")
-    assert str(raised.value) == "unknown strategy 'nope'; available: bucketed, random, sorted"
+    assert str(raised.value) == f"unknown strategy 'nope'; available: {', '.join(BUILT_IN)}"
     assert raised.value.exit_code == 2
     with pytest.raises(
         UsageError, match=r"^unknown strategy 'bucketd'; did you mean 'bucketed'\? available: "
@@ -263,6 +266,27 @@ def test_arms_are_named_once_each() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert manager.arms("bucketed:buckets=16")[0] == arms[2]
+
+
+def test_all_is_every_strategy_that_is_ok(install: Install) -> None:
+    install("one", "1.0", {"same": "plugin_one"}, plugin_one=source("same"))
+    install("two", "2.5", {"same": "plugin_two"}, plugin_two=source("same"))
+    install("breaks", "0.3", {"bad": "plugin_bad"}, plugin_bad="import no_such_module_at_all")
+    manager = PluginManager(blocked=["sorted"])
+    with pytest.warns(PluginWarning) as warned:
+        arms = manager.arms("bucketed:buckets=3,all")
+    assert [str(warning.message) for warning in warned] == [by_name(manager, "bad").trouble]
+    mine = [arm.name for arm in arms if arm.record.distribution in ("dflash", "one", "two")]
+    others = [name for name in BUILT_IN if name != "sorted"]
+    assert sorted(mine) == sorted(["bucketed:buckets=3", *others, "one/same", "two/same"])
+    with pytest.raises(UsageError, match="unknown strategy 'all'"):
+        manager.arms("all:buckets=3")
+
+
+def test_all_of_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_DISABLE_PLUGIN_AUTOLOAD", "1")
+    with pytest.raises(UsageError, match="strategy 'all': none of this installation can be used"):
+        PluginManager(blocked=BUILT_IN).arms("all")
 
 
 def test_a_strategy_of_another_package_that_cheats_is_refused_by_name(install: Install) -> None:

@@ -1,4 +1,4 @@
-"""Optimal bucket boundaries, by dynamic programming."""
+"""Upper ends of buckets: the best ones, by dynamic programming, and the usual rules."""
 
 from __future__ import annotations
 
@@ -41,6 +41,37 @@ def optimal(lengths: IntArray, token_budget: int, buckets: int) -> IntArray:
         picked.insert(0, int(choice[picked[0]]))
     best: IntArray = ends[picked]
     return best
+
+
+def equal_tokens(lengths: IntArray, buckets: int) -> IntArray:
+    """Upper ends, int64[k], of buckets with about the same number of real tokens each.
+
+    Fewer than `buckets` where ends coincide, as in all the rules below. Lengths are int64[n].
+    """
+    ordered = np.sort(lengths)
+    tokens = np.cumsum(ordered)
+    return _at(ordered, np.searchsorted(tokens, _shares(int(ordered.sum()), buckets)))
+
+
+def quantile(lengths: IntArray, buckets: int) -> IntArray:
+    """Upper ends, int64[k], of buckets with about the same number of samples each."""
+    return _at(np.sort(lengths), _shares(len(lengths), buckets) - 1)
+
+
+def equal_width(lengths: IntArray, buckets: int) -> IntArray:
+    """Upper ends, int64[k], of buckets that cover equal parts of the shortest to the longest length."""
+    if not len(lengths):
+        return np.empty(0, dtype=np.int64)
+    return np.unique(lengths.min() + _shares(int(np.ptp(lengths)), buckets))
+
+
+def _shares(total: int, buckets: int) -> IntArray:
+    """total x k / buckets, rounded up, for k from 1 to buckets."""
+    return np.array([-(-total * k // buckets) for k in range(1, buckets + 1)], dtype=np.int64)
+
+
+def _at(ordered: IntArray, places: IntArray) -> IntArray:
+    return np.unique(ordered[places]) if len(ordered) else ordered
 
 
 def _one_more(cost: IntArray, weight: IntArray, count: IntArray, bucket: int) -> _Layer:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash.batching.plan import Strategy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,35 +42,38 @@ def describe(strategy: type) -> tuple[Option, ...]:
 
 
 def build(name: str, strategy: type[Strategy], text: str) -> Strategy:
-    """A strategy with the options `option=value:option=value` of `text`.
+    """A strategy with the options `option=value:option=value` of `text`; raises as `construct` does."""
+    return construct(f"strategy {name!r}", strategy, text)
+
+
+def construct(what: str, cls: type[T], text: str) -> T:
+    """An instance of a dataclass, its fields given as `field=value:field=value`. what: for errors.
 
     Raises UsageError, naming what exists or what is expected, for an unknown, repeated or ill-typed option
-    and for values that the strategy itself refuses.
+    and for values that the class itself refuses.
     """
     import msgspec  # only options need it
 
-    hints = get_type_hints(strategy)
-    known = [option.name for option in describe(strategy)]
+    hints = get_type_hints(cls)
+    known = [option.name for option in describe(cls)]
     values: dict[str, Any] = {}
     for item in text.split(":") if text.strip() else ():
         option, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise UsageError(f"strategy {name!r}: {item.strip()!r} is not OPTION=VALUE")
+            raise UsageError(f"{what}: {item.strip()!r} is not OPTION=VALUE")
         if option not in known:
-            raise UsageError(
-                f"strategy {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}"
-            )
+            raise UsageError(f"{what} has no option {option!r}; it has {', '.join(known) or 'none'}")
         if option in values:
-            raise UsageError(f"strategy {name!r}: option {option!r} is given twice")
+            raise UsageError(f"{what}: option {option!r} is given twice")
         try:
             values[option] = msgspec.convert(value, type=hints[option], strict=False)
         except msgspec.ValidationError:
             expected = _type_text(hints[option])
-            raise UsageError(f"strategy {name!r}: {option}={value}: expected {expected}") from None
+            raise UsageError(f"{what}: {option}={value}: expected {expected}") from None
     try:
-        return strategy(**values)
+        return cls(**values)
     except (ValueError, UsageError) as error:
-        raise UsageError(f"strategy {name!r}: {error}") from error
+        raise UsageError(f"{what}: {error}") from error
 
 
 def canonical(name: str, strategy: Any) -> str:

@@ -146,7 +146,10 @@ class BatchPlan:
 
 
 class Strategy(Protocol):
-    """A pure function from lengths to a plan; its options are the fields of a frozen dataclass."""
+    """A pure function from lengths to a plan; its options are the fields of a frozen dataclass.
+
+    One that fills buckets greedily may say them too: `dflash.batching.prediction.Bucketing`.
+    """
 
     def plan(self, lengths: IntArray, request: PlanRequest) -> BatchPlan:
         """Plan one epoch of samples of these lengths (int64[n], read-only, each within the budget).

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 import dflash
+from dflash.bench.cli_options import plugin_options, write
+from dflash.bench.cli_plan import plan
+from dflash.bench.cli_plugins import plugins
 from dflash.command_line import run_command
-
-if TYPE_CHECKING:
-    from dflash.bench.session import Outcome
 
 DEFAULT_ROUNDS, DEFAULT_WINDOWS = 10, 6
 QUICK_ROUNDS, QUICK_WINDOWS = 1, 4
@@ -42,6 +41,7 @@ def cli() -> None:
     \b
     dflash-bench --strategy random,bucketed          compare two strategies (the same as: run --strategy ...)
     dflash-bench --strategy random,bucketed --quick  one pair, in seconds, without an interval
+    dflash-bench plan --strategy all                 what their plans are made of, without a model
     dflash-bench plugins list                        what strategies there are, with their options
 
     Any command takes --debug, which shows the traceback of an error.
@@ -78,8 +78,7 @@ def cli() -> None:
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the run as JSON ('-': stdout)."
 )
-@click.option("-p", "plugins", multiple=True, metavar="no:NAME", help="Do not load a plugin.")
-@click.option("--strict-plugins", is_flag=True, help="A plugin that cannot be loaded is an error.")
+@plugin_options
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -96,7 +95,7 @@ def run(
     config_file: Path | None,
     overrides: tuple[str, ...],
     json_file: Path | None,
-    plugins: tuple[str, ...],
+    blocked: tuple[str, ...],
     strict_plugins: bool,
 ) -> int:
     """Train each strategy in fresh processes, in alternating pairs, and compare.
@@ -124,7 +123,6 @@ def run(
         "data.target": target,
     }
     named = tuple(f"{key}={value}" for key, value in settings.items() if value is not None)
-    blocked = _blocked(plugins)
     manager = PluginManager(blocked=blocked, strict=strict_plugins)
     request = RunRequest(
         arms=manager.arms(",".join(strategies)),
@@ -136,58 +134,17 @@ def run(
     )
     with TrialProgress(request.rounds, len(request.arms)) as progress:
         outcome = run_benchmark(request, progress.started, progress.ended)
-    to_stdout = json_file is not None and str(json_file) == "-"
-    if not to_stdout:
+    if json_file != Path("-"):
         show(outcome.run, outcome.trials, outcome.stored)
     if json_file is not None:
-        _write_json(outcome, json_file, to_stdout)
+        write(json_file, outcome.run.to_json(indent=2) + b"\n", f"; the run is in {outcome.stored}")
     if ctx.obj:
         click.echo("\n".join(outcome.tracebacks), err=True)
     return int(outcome.run.exit_code)
 
 
-@cli.group()
-def plugins() -> None:
-    """Strategies of this installation, built in and from other packages."""
-
-
-@plugins.command("list")
-@click.option("-p", "names", multiple=True, metavar="no:NAME", help="Do not load a plugin.")
-@click.option("--strict-plugins", is_flag=True, help="A plugin that cannot be loaded is an error.")
-def list_plugins(names: tuple[str, ...], strict_plugins: bool) -> None:
-    """List every strategy with its options, defaults and origin."""
-    from dflash.plugin_manager import PluginManager
-
-    for record in PluginManager(blocked=_blocked(names), strict=strict_plugins).strategies():
-        origin = f"{record.distribution} {record.version}"
-        if record.status != "OK":
-            click.echo(f"{record.name}  {record.status}  ({origin}): {record.reason}")
-            continue
-        click.echo(f"{record.name}  ({origin})\n    {record.summary}")
-        for option in record.options:
-            click.echo(f"    {option.name}={option.default}  ({option.type})")
-        if record.reason:
-            click.echo(f"    {record.reason}")
-
-
-def _blocked(plugins: tuple[str, ...]) -> tuple[str, ...]:
-    for text in plugins:
-        if not text.startswith("no:"):
-            raise click.UsageError(f"-p {text!r}: write -p no:NAME")
-    return tuple(text.removeprefix("no:") for text in plugins)
-
-
-def _write_json(outcome: Outcome, path: Path, to_stdout: bool) -> None:
-    from dflash.errors import UsageError
-
-    text = outcome.run.to_json(indent=2) + b"\n"
-    if to_stdout:
-        sys.stdout.buffer.write(text)
-        return
-    try:
-        path.write_bytes(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; the run is in {outcome.stored}") from error
+cli.add_command(plan)
+cli.add_command(plugins)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a trial measures: every metric's name, unit, better side and gate rule, and how numbers are written.
+"""What is measured: every metric's name, unit, better side and gate rule, and how numbers are written.
 
 Names are final: later versions add metrics and rename none. Values are in SI base units.
 """
@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash.batching.composition import MEASURES
 from dflash.errors import UsageError
 
 Direction = Literal["higher", "lower", "none"]
@@ -21,7 +22,7 @@ _MINUS = "\u2212"
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a trial.
+    """One number of a trial or a plan.
 
     ``direction`` is the better side. ``gate_rule`` says what may decide about it: ``paired`` for a clock,
     which only adjacent trials can compare; ``exact`` for what the same seed must reproduce to the last bit;
@@ -35,11 +36,11 @@ class Metric:
     gate_rule: GateRule
 
 
-_ALL = (
+_TRIAL = (
     Metric("tok_s", "tokens/s", "higher", "real tokens per second", "paired"),
     Metric("padded_tok_s", "tokens/s", "higher", "padded tokens per second", "paired"),
     Metric("loss_tok_s", "tokens/s", "higher", "loss tokens per second", "paired"),
-    Metric("padding_efficiency", "1", "higher", "real / padded tokens of the whole epoch's plan", "exact"),
+    Metric("padding_efficiency", "1", "higher", MEASURES["padding_efficiency"].summary, "exact"),
     Metric(
         "anchor_slot_efficiency",
         "1",
@@ -65,8 +66,17 @@ _ALL = (
     Metric("peak_memory_bytes", "B", "lower", "most memory that the trial's process held", "none"),
 )
 
-#: Every known metric by name, in the order in which they are shown.
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+# What a plan alone gives is the same for the same seed, to the last bit.
+_PLAN = (
+    *(Metric(one.name, one.unit, one.direction, one.summary, "exact") for one in MEASURES.values()),
+    Metric("plan_seconds", "s", "lower", "time to plan an epoch and certify it, in one thread", "none"),
+)
+
+#: The metrics of a plan alone, by name.
+PLAN_METRICS: dict[str, Metric] = {metric.name: metric for metric in _PLAN}
+
+#: Every known metric by name; those of a trial come first.
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _TRIAL} | PLAN_METRICS
 
 
 def metric(name: str) -> Metric:

@@ -9,73 +9,61 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dflash.bench.machine import Machine
 from dflash.bench.metrics import number, percent
-from dflash.bench.results import Arm, Comparison, Run, Trial
+from dflash.bench.results import Comparison, Run, Trial
 from dflash.bench.statistics import least_pairs
+from dflash.bench.tables import ABSENT, clean, labelled, name_cell, number_cell, percent_cell, show_all, table
 from dflash.bench.verdict import Verdict
 from dflash.errors import ExitCode
 
-_LONG_NAME = 16
-_ABSENT = "\u2013"
-_ASCII = str.maketrans({"\u202f": " ", "\u2212": "-", _ABSENT: "-"})
 _STYLES = {Verdict.IMPROVED: "green", Verdict.REGRESSED: "red", Verdict.ERROR: "bold red"}
 
 
 def show(
     run: Run, trials: Sequence[Trial], stored: Path | None = None, console: Console | None = None
 ) -> None:
-    """Print ``run`` to ``console``, standard output if None; ``stored`` is the file that holds it.
-
-    A stream that cannot encode a character gets a replacement, never an exception: the run is worth more.
-    """
-    console = console or Console()
-    with console.capture() as captured:
-        console.print(_speed(run))
-        console.print()
-        console.print(_causes(run, trials))
-        console.print()
-        console.print(_labelled(_findings(run)))
-        console.print(_labelled(_footer(run, trials)))
-        if stored is not None:
-            console.print(Text.assemble(("stored   ", "dim"), str(stored)), soft_wrap=True)
-    text = captured.get()
-    if not console.is_terminal:
-        text = "".join(f"{line.rstrip(' ')}\n" for line in text.splitlines())
-    if not console.encoding.lower().startswith("utf"):
-        text = text.translate(_ASCII).encode(console.encoding, "replace").decode(console.encoding)
-    console.file.write(text)
-    console.file.flush()
+    """Print ``run`` to ``console``, standard output if None; ``stored`` is the file that holds it."""
+    place = [] if stored is None else [Text.assemble(("stored   ", "dim"), str(stored))]
+    parts: list[RenderableType] = [
+        _speed(run),
+        "",
+        _causes(run, trials),
+        "",
+        labelled(_findings(run)),
+        labelled(_footer(run, trials)),
+        *place,
+    ]
+    show_all(parts, console)
 
 
 def _speed(run: Run) -> Table:
     against = {c.strategy: c for c in run.comparisons if c.metric == "tok_s"}
-    table = _table("strategy", "real\ntok/s", "", "ratio", "", "padded\ntok/s", "loss\ntok/s")
+    rows = table("strategy", "real\ntok/s", "", "ratio", "", "padded\ntok/s", "loss\ntok/s")
     for arm in run.arms:
         ratio, bounds = _ratio(against.get(arm.strategy), arm.strategy == run.reference)
         interval = arm.intervals.get("tok_s")
-        table.add_row(
-            _name(arm),
-            _number(arm, "tok_s"),
+        rows.add_row(
+            name_cell(arm),
+            number_cell(arm, "tok_s"),
             _interval(number(interval[0]), number(interval[1])) if interval else Text(),
             ratio,
             bounds,
-            _number(arm, "padded_tok_s"),
-            _number(arm, "loss_tok_s"),
+            number_cell(arm, "padded_tok_s"),
+            number_cell(arm, "loss_tok_s"),
         )
-    return table
+    return rows
 
 
 def _ratio(comparison: Comparison | None, is_reference: bool) -> tuple[Text, Text]:
     if is_reference:
         return Text("1"), Text("reference", "dim")
     if comparison is None or comparison.estimate is None:
-        return Text(_ABSENT), Text()
+        return Text(ABSENT), Text()
     style = _STYLES.get(comparison.verdict, "") if comparison.verdict else ""
     estimate = Text(number(comparison.estimate, 3), style)
     if comparison.low is None or comparison.high is None:
@@ -84,7 +72,7 @@ def _ratio(comparison: Comparison | None, is_reference: bool) -> tuple[Text, Tex
 
 
 def _causes(run: Run, trials: Sequence[Trial]) -> Table:
-    table = _table(
+    rows = table(
         "strategy",
         "padding\neff.",
         "anchor\nslots",
@@ -99,18 +87,18 @@ def _causes(run: Run, trials: Sequence[Trial]) -> Table:
         named = Counter(
             trial.bottleneck for trial in trials if trial.arm == arm.strategy and trial.bottleneck
         )
-        table.add_row(
-            _name(arm),
-            _percent(arm, "padding_efficiency", 1),
-            _percent(arm, "anchor_slot_efficiency", 1),
-            _percent(arm, "label_coverage", 1),
-            _number(arm, "final_loss", 4),
-            _number(arm, "gradient_diversity", 3),
-            _percent(arm, "target_utilisation", 0),
-            _percent(arm, "drafter_utilisation", 0),
-            _clean(named.most_common(1)[0][0] or "") if named else Text(_ABSENT),
+        rows.add_row(
+            name_cell(arm),
+            percent_cell(arm, "padding_efficiency", 1),
+            percent_cell(arm, "anchor_slot_efficiency", 1),
+            percent_cell(arm, "label_coverage", 1),
+            number_cell(arm, "final_loss", 4),
+            number_cell(arm, "gradient_diversity", 3),
+            percent_cell(arm, "target_utilisation", 0),
+            percent_cell(arm, "drafter_utilisation", 0),
+            clean(named.most_common(1)[0][0] or "") if named else Text(ABSENT),
         )
-    return table
+    return rows
 
 
 def _findings(run: Run) -> Iterator[tuple[str, Text]]:
@@ -118,10 +106,10 @@ def _findings(run: Run) -> Iterator[tuple[str, Text]]:
         if comparison.metric == "tok_s":
             words = f"{comparison.strategy} against {comparison.reference}: {comparison.reason}"
             style = _STYLES.get(comparison.verdict, "bold") if comparison.verdict else "dim"
-            yield "speed", Text.assemble((comparison.verdict or "no verdict", style), "  ", _clean(words))
+            yield "speed", Text.assemble((comparison.verdict or "no verdict", style), "  ", clean(words))
     for arm in run.arms:
         if arm.error is not None:
-            yield "failed", Text.assemble(_clean(arm.strategy), ": ", _clean(arm.error), style="red")
+            yield "failed", Text.assemble(clean(arm.strategy), ": ", clean(arm.error), style="red")
     if run.exit_code == ExitCode.INTERRUPTED:
         yield "note", Text("interrupted: only the pairs that were finished count", "bold red")
 
@@ -130,7 +118,7 @@ def _footer(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, Text]]:
     s, data, failed = run.settings, run.data, sum(not trial.ok for trial in trials)
     yield (
         "data",
-        _clean(
+        clean(
             f"{data.name}: {number(data.samples, 0)} samples, {number(data.tokens, 0)} real tokens, "
             f"{data.fingerprint}"
         ),
@@ -143,7 +131,7 @@ def _footer(run: Run, trials: Sequence[Trial]) -> Iterator[tuple[str, Text]]:
             f"{number(s.token_budget, 0)}, seed {s.seed}"
         ),
     )
-    yield "machine", _clean(_describe(run.machine))
+    yield "machine", clean(_describe(run.machine))
     bounded = [arm for arm in run.arms if "tok_s" in arm.intervals]
     if bounded:
         yield (
@@ -171,45 +159,5 @@ def _describe(machine: Machine) -> str:
     return ", ".join([*facts, *versions, *threads])
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold"
-    )
-    table.add_column(first, overflow="fold")
-    for header in others:
-        table.add_column(header, justify="right" if header else "left", no_wrap=True)
-    return table
-
-
-def _labelled(lines: Iterator[tuple[str, Text]]) -> Table:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(style="dim", width=8, no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in lines:
-        grid.add_row(Text(label), text)
-    return grid
-
-
-def _name(arm: Arm) -> Text:
-    """The display name, a long one with an option a line."""
-    name = _clean(arm.strategy)
-    return Text("\n:".join(name.plain.split(":"))) if len(name) > _LONG_NAME else name
-
-
-def _number(arm: Arm, name: str, digits: int | None = None) -> Text:
-    value = arm.metrics.get(name)
-    return Text(_ABSENT if value is None else number(value, digits))
-
-
-def _percent(arm: Arm, name: str, digits: int) -> Text:
-    value = arm.metrics.get(name)
-    return Text(_ABSENT if value is None else percent(value, digits))
-
-
 def _interval(low: str, high: str) -> Text:
     return Text(f"[{low}, {high}]", "dim")
-
-
-def _clean(foreign: str) -> Text:
-    """Text that others wrote, on one line and without control characters."""
-    return Text(" ".join("".join(c if c.isprintable() else " " for c in foreign).split()))

@@ -22,6 +22,8 @@ from dflash.errors import ExitCode, TrialError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dflash.plugin_manager import StrategyRecord
+
 SCHEMA_VERSION = 1
 
 
@@ -83,6 +85,10 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     file_hash: str
 
+    @classmethod
+    def of(cls, record: StrategyRecord) -> Plugin:
+        return cls(distribution=record.distribution, version=record.version, file_hash=record.sha256)
+
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy's part of a run; ``strategy`` is its display name, ``plan`` holds at least the digest."""
@@ -135,7 +141,19 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written as JSON, for others to read."""
+
+    def to_json(self, indent: int = 0) -> bytes:
+        """As UTF-8 JSON, on one line or indented. ValueError on a value that JSON cannot hold."""
+        wrong = _not_finite(msgspec.to_builtins(self))
+        if wrong is not None:
+            raise ValueError(f"a {type(self).__name__} holds {wrong}, which JSON cannot say")
+        text = msgspec.json.encode(self)
+        return msgspec.json.format(text, indent=indent) if indent else text
+
+
+class Run(Document, frozen=True, kw_only=True):
     """A whole run, as its JSON shows it. Later versions add keys and rename none."""
 
     schema_version: int = SCHEMA_VERSION
@@ -148,14 +166,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     data: Data
     machine: Machine
-
-    def to_json(self, indent: int = 0) -> bytes:
-        """The run as UTF-8 JSON, on one line or indented. ValueError on a value that JSON cannot hold."""
-        wrong = _not_finite(msgspec.to_builtins(self))
-        if wrong is not None:
-            raise ValueError(f"run {self.run_id} holds {wrong}, which JSON cannot say")
-        text = msgspec.json.encode(self)
-        return msgspec.json.format(text, indent=indent) if indent else text
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

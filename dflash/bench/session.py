@@ -151,9 +151,7 @@ def _arm(arm: Arm, plan: Measurement | None) -> results.Arm:
     return results.Arm(
         strategy=arm.name,
         options=arm.options,
-        plugin=results.Plugin(
-            distribution=arm.record.distribution, version=arm.record.version, file_hash=arm.record.sha256
-        ),
+        plugin=results.Plugin.of(arm.record),
         plan={} if plan is None else {"digest": plan.plan_digest, "windows": plan.windows_per_epoch},
     )
 

@@ -19,10 +19,6 @@ from torch.nn import functional
 from dflash.models.attention import BlockGroups, block_attention
 from dflash.models.shape import DrafterShape
 
-FINAL_NORM_SCALE = 0.15
-"""The final norm starts as the target's, scaled down: logits start small, but in the head's own geometry.
-With unit weights the loss first has to unlearn confident noise and then stalls on the unigram plateau."""
-
 
 @dataclass(frozen=True)
 class TargetHead:
@@ -30,7 +26,6 @@ class TargetHead:
 
     embedding_VH: Tensor
     head_VH: Tensor
-    final_norm_H: Tensor
 
 
 @dataclass(frozen=True)
@@ -142,20 +137,6 @@ class Drafter(nn.Module):
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.layers: Sequence[Layer] = nn.ModuleList(Layer(shape) for _ in range(shape.layers))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
-
-    def initialise(self, seed: int, final_norm_H: Tensor) -> Drafter:
-        """Fan-in normal weights from a generator of their own; the final norm starts from the target's."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                if weight.ndim == 2:
-                    weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
-                    if name.endswith(("o_proj.weight", "down_proj.weight")):
-                        weight.mul_((2 * self.shape.layers) ** -0.5)
-                else:
-                    weight.fill_(1.0)
-            self.norm.weight.copy_(final_norm_H * FINAL_NORM_SCALE)
-        return self
 
     def encode(self, features_TF: Tensor, offsets_D: NDArray[np.int64]) -> Context:
         """Project context features once into every layer's keys and values.

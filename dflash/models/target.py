@@ -142,9 +142,8 @@ def load_causal_lm(folder: Path) -> Any:
 
 
 def target_head(model: Any) -> TargetHead:
-    """The embedding, head and final norm that the drafter borrows."""
+    """The embedding and head that the drafter borrows."""
     return TargetHead(
         embedding_VH=model.get_input_embeddings().weight.detach(),
         head_VH=model.get_output_embeddings().weight.detach(),
-        final_norm_H=model.base_model.norm.weight.detach(),
     )

@@ -12,6 +12,7 @@ from dflash.config import Config
 from dflash.data.sources import target_folder
 from dflash.data.store import TokenStore
 from dflash.models.drafter import Drafter, TargetHead
+from dflash.models.initialisation import initialise
 from dflash.models.shape import shape_for_target
 from dflash.models.target import Target, load_causal_lm, target_head
 from dflash.pipeline import Telemetry, open_engine
@@ -33,7 +34,7 @@ class Models:
 
 
 def load_models(config: Config) -> Models:
-    """Load the targets and make a fresh drafter; its first weights depend on the seed alone.
+    """Load the targets and make a fresh drafter; its first weights depend on the seed and the target alone.
 
     Raises:
         UsageError: the target cannot be loaded or no drafter fits it.
@@ -41,10 +42,10 @@ def load_models(config: Config) -> Models:
     folder, device = target_folder(config.data), config.pipeline.device
     shape = shape_for_target(folder, config.drafter)
     # Loading replaces parts of the library's global state, so it is done here and not in the workers.
-    models = [load_causal_lm(folder).to(device) for _ in range(config.pipeline.targets)]
+    models = [load_causal_lm(folder) for _ in range(config.pipeline.targets)]
     head = target_head(models[0])
-    targets = [Target(model, shape.target_layer_ids, torch.device(device)) for model in models]
-    drafter = Drafter(shape).initialise(config.training.seed, head.final_norm_H.cpu()).to(device)
+    drafter = initialise(Drafter(shape), models[0], config.training.seed).to(device)
+    targets = [Target(model.to(device), shape.target_layer_ids, torch.device(device)) for model in models]
     return Models(targets, head, drafter)
 
 

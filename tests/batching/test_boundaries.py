@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.batching.boundaries import optimal
+from dflash.batching.boundaries import equal_tokens, equal_width, optimal, quantile
+from dflash.batching.plan import IntArray
 
 
 def micro_batches(lengths: list[int], ends: tuple[int, ...], budget: int) -> Fraction:
@@ -64,3 +66,38 @@ def test_a_large_budget_with_many_row_counts() -> None:
     ends = optimal(lengths, 4_000_000, 4)
     assert len(ends) == 4
     assert ends[-1] == 2_000
+
+
+def test_the_usual_rules_by_hand() -> None:
+    lengths = np.array([9, 1, 1, 2, 3, 8])  # 24 tokens
+    assert equal_tokens(lengths, 2).tolist() == [8, 9]  # 1, 2, 4, 7, 15: half of 24 is reached by the 8
+    assert equal_tokens(lengths, 3).tolist() == [8, 9]  # a third and two thirds, 8 and 16, both need the 8
+    assert quantile(lengths, 2).tolist() == [2, 9]
+    assert quantile(lengths, 3).tolist() == [1, 3, 9]
+    assert equal_width(lengths, 2).tolist() == [5, 9]
+    assert equal_width(lengths, 3).tolist() == [4, 7, 9]
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 9))
+def test_each_rule_shares_out_what_it_says(lengths: list[int], buckets: int) -> None:
+    """Each end is the first that reaches its share."""
+    array, shares = np.array(lengths, dtype=np.int64), range(1, buckets + 1)
+
+    def reach(total: Callable[[list[int]], int]) -> list[int]:
+        upto = {end: total([length for length in lengths if length <= end]) for end in sorted(lengths)}
+        firsts = {next(e for e in upto if upto[e] * buckets >= k * total(lengths)) for k in shares}
+        return sorted(firsts)
+
+    assert equal_tokens(array, buckets).tolist() == reach(sum)
+    assert quantile(array, buckets).tolist() == reach(len)
+    low, high = min(lengths), max(lengths)
+    firsts = {
+        next(e for e in range(low, high + 1) if (e - low) * buckets >= k * (high - low)) for k in shares
+    }
+    assert equal_width(array, buckets).tolist() == sorted(firsts)
+
+
+@pytest.mark.parametrize("rule", [equal_tokens, quantile, equal_width])
+def test_no_lengths_no_ends(rule: Callable[..., IntArray]) -> None:
+    assert rule(np.empty(0, dtype=np.int64), 4).tolist() == []
+    assert rule(np.array([5, 5, 5]), 4).tolist() == [5]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.batching.options import Option, build, canonical, describe, parse_strategies
+from dflash.batching.options import Option, build, canonical, construct, describe, parse_strategies
 from dflash.errors import UsageError
 
 
@@ -75,6 +75,12 @@ def test_values_take_the_type_of_their_field() -> None:
 def test_a_wrong_option_says_what_is_expected(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         made(text)
+
+
+def test_errors_name_what_is_built() -> None:
+    assert construct("thing", Example, "buckets=3") == Example(buckets=3)
+    with pytest.raises(UsageError, match=r"^thing: buckets=x: expected int"):
+        construct("thing", Example, "buckets=x")
 
 
 def test_listed_options() -> None:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dflash.batching.plan import BatchPlan, IntArray, PlanRequest, Reason
-from dflash.batching.windows import assign, build, spread
+from dflash.batching.windows import assign, assign_all, build, costs, spread
 from dflash.errors import PlanError
 
 ROWS = st.lists(st.integers(0, 6), max_size=25)
@@ -91,6 +91,15 @@ def test_the_shuffle_follows_seed_and_epoch() -> None:
     ]
     assert len(set(digests)) == len(digests)
     assert build(*pieces, request(seed=1, epoch=1)).digest() == digests[3]
+
+
+@given(ROWS, st.data())
+def test_an_order_of_one_s_own(rows: list[int], data: st.DataObject) -> None:
+    samples, offsets, lengths = micro_batches(rows)
+    given = [samples[start:end].tolist() for start, end in pairwise(offsets.tolist())]
+    order = data.draw(st.permutations(range(len(given))))
+    plan = build(samples, offsets, lengths, request(), order=np.array(order, dtype=np.int64))
+    assert batches_of(plan) == [given[number] for number in order]
 
 
 @settings(deadline=None)
@@ -207,3 +216,27 @@ def test_a_window_that_cannot_be_shared() -> None:
     plan, lengths = window_of([[5]] * 4, 2)
     with pytest.raises(PlanError, match="4 micro-batches cannot be shared by 3 drafters"):
         assign(plan, 0, 3, lengths, 10)
+
+
+@given(st.data(), st.sampled_from(["padded", "packed"]), st.integers(1, 3), st.integers(1, 3))
+def test_all_windows_at_once(data: st.DataObject, layout: Any, m: int, a: int) -> None:
+    batches = data.draw(st.lists(st.lists(st.integers(1, 50), max_size=3), max_size=20))
+    flat = np.array([length for batch in batches for length in batch], dtype=np.int64)
+    offsets = np.cumsum([0, *map(len, batches)], dtype=np.int64)
+    rows = np.arange(len(flat), dtype=np.int64)
+    plan = build(rows, offsets, flat, request(m, a, tail="pad"), order="given", layout=layout)
+    taken = assign_all(plan, m, flat, 10)
+    assert taken.dtype == np.int64
+    assert taken.tolist() == [assign(plan, number, m, flat, 10).tolist() for number in range(plan.windows)]
+    per_batch = [flat[plan.batch(number)].tolist() for number in range(plan.batches)]
+    expected = [
+        cost(batch, 10) if layout == "padded" else sum(cost([length], 10) for length in batch)
+        for batch in per_batch
+    ]
+    assert costs(plan, flat, 10).tolist() == expected
+
+
+def test_windows_that_cannot_be_shared() -> None:
+    plan, lengths = window_of([[5]] * 4, 2)
+    with pytest.raises(PlanError, match="4 micro-batches cannot be shared by 3 drafters"):
+        assign_all(plan, 3, lengths, 10)

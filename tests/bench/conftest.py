@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from commands import Result, run_command
 
@@ -38,25 +40,37 @@ BODIES = {
         offsets = packing.greedy(lengths, order, request.token_budget)
         return windows.build(order, offsets, lengths, request)
     """,
+    "overfills": """
+        order = np.arange(len(lengths))
+        offsets = packing.greedy(lengths, order, 2 * request.token_budget)
+        return windows.build(order, offsets, lengths, request)
+    """,
+    "lists": """
+        return [[row] for row in range(len(lengths))]
+    """,
 }
 
 
 @pytest.fixture
 def third_party(tmp_path):
-    """Installs strategies as a third party's packages would be: a module and its metadata on the path."""
+    """Installs strategies as a third party's packages would be: a module and its metadata on the path.
+
+    Every strategy has a distribution of its own, dflash-strategy-NAME if none is named. `start` is the
+    first line of its module.
+    """
     site = tmp_path / "site"
 
-    def install(*names: str) -> dict[str, str]:
+    def install(*names: str, distribution: str = "", start: str = "") -> dict[str, str]:
         for name in names:
-            info = site / f"dflash_strategy_{name}-1.2.dist-info"
+            owner = distribution or f"dflash-strategy-{name}"
+            module = f"{owner.replace('-', '_')}_{name}"
+            info = site / f"{owner.replace('-', '_')}-1.2.dist-info"
             info.mkdir(parents=True)
-            (info / "METADATA").write_text(
-                f"Metadata-Version: 2.1\nName: dflash-strategy-{name}\nVersion: 1.2\n"
-            )
-            (info / "entry_points.txt").write_text(f"[dflash]\n{name} = strategy_{name}\n")
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {owner}\nVersion: 1.2\n")
+            (info / "entry_points.txt").write_text(f"[dflash]\n{name} = {module}\n")
             code = PLUGIN.format(cls=name.title(), name=name, body=BODIES[name].strip())
-            (site / f"strategy_{name}.py").write_text(code)
-        return {"PYTHONPATH": str(site)}
+            (site / f"{module}.py").write_text(f"{start}\n{code}")
+        return {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
 
     return install
 

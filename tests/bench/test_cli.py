@@ -106,7 +106,7 @@ def test_a_strategy_that_fails_in_a_trial(bench, small_file, third_party, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-s", "nope"], "unknown strategy 'nope'.*bucketed, random, sorted"),
+        (["-s", "nope"], "unknown strategy 'nope'.*bucketed, .*random, sorted"),
         (["-s", "bucketd"], "did you mean 'bucketed'"),
         (["-s", "random,,sorted"], "empty strategy name"),
         (["-s", "bucketed:bukets=3"], "no option 'bukets'; it has buckets, boundaries"),
@@ -183,7 +183,7 @@ def test_help_teaches_and_both_forms_of_run_are_one(bench):
 
 def test_light_commands_import_nothing_that_costs():
     """--help, --version and plugins list answer at once because of what they do not import."""
-    for arguments in (["--help"], ["--version"], ["plugins", "list"], ["run", "--help"]):
+    for arguments in (["--help"], ["--version"], ["plugins", "list"], ["plan", "--help"], ["run", "--help"]):
         script = (
             "import sys\nfrom dflash.bench.cli import cli\n"
             f"cli.main({arguments!r}, standalone_mode=False)\n"

@@ -9,18 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.bench.metrics import METRICS, change, metric, number, percent, signed_percent
+from dflash.batching.composition import MEASURES
+from dflash.bench.metrics import METRICS, PLAN_METRICS, change, metric, number, percent, signed_percent
 from dflash.errors import UsageError
 
 NAMES = (
     "tok_s padded_tok_s loss_tok_s padding_efficiency anchor_slot_efficiency label_coverage final_loss "
-    "gradient_diversity target_utilisation drafter_utilisation window_seconds cpu_seconds peak_memory_bytes"
+    "gradient_diversity target_utilisation drafter_utilisation window_seconds cpu_seconds peak_memory_bytes "
+    "fill windows micro_batches predicted_micro_batches variance_ratio window_length_autocorrelation "
+    "mate_overlap micro_batch_length_entropy window_length_entropy window_token_variation straggler_ratio "
+    "distinct_shapes squared_length_sum largest_micro_batch plan_seconds"
 )
 
 
 def test_the_names_that_results_are_stored_under_never_change() -> None:
     assert list(METRICS) == NAMES.split()
     assert all(name == definition.name for name, definition in METRICS.items())
+    assert set(PLAN_METRICS) == {*MEASURES, "plan_seconds"}
 
 
 def test_rates_are_better_high_and_costs_are_better_low() -> None:
@@ -33,11 +38,12 @@ def test_only_clocks_are_paired_and_only_what_a_plan_decides_is_exact() -> None:
         return {m.name for m in METRICS.values() if m.gate_rule == rule}
 
     assert ruled("paired") == {"tok_s", "padded_tok_s", "loss_tok_s", "window_seconds", "cpu_seconds"}
-    assert ruled("exact") == {"padding_efficiency", "anchor_slot_efficiency", "label_coverage"}
+    assert ruled("exact") == {"anchor_slot_efficiency", "label_coverage", *MEASURES}
 
 
-def test_units_are_si_base_units() -> None:
-    assert {m.unit for m in METRICS.values()} == {"tokens/s", "1", "nats/token", "s", "B"}
+def test_units_are_si_base_units_and_counts_of_tokens() -> None:
+    units = {m.unit for m in METRICS.values()}
+    assert units == {"tokens/s", "1", "nats/token", "s", "B", "bits", "tokens", "tokens^2"}
 
 
 def test_an_unknown_metric_is_a_usage_error_that_names_what_exists() -> None:
@@ -107,6 +113,7 @@ try:
     locale.setlocale(locale.LC_ALL, "")
 except locale.Error:
     pass
+from dflash.batching.composition import MEASURES
 from dflash.bench.metrics import change, number
 print(ascii(number(1234567.5, 1)), ascii(change("tok_s", 0.939, 0.926, 0.951)))
 """

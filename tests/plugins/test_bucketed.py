@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dflash.batching.boundaries import optimal
-from dflash.batching.plan import BatchPlan, PlanRequest
+from dflash.batching.boundaries import equal_tokens, equal_width, optimal, quantile
+from dflash.batching.plan import BatchPlan, IntArray, PlanRequest
 from dflash.batching.planning import make_plan
 from dflash.errors import UsageError
 from dflash.plugin_manager import PluginManager
@@ -61,12 +62,66 @@ def test_a_single_length_makes_a_single_bucket() -> None:
 
 
 @pytest.mark.parametrize(
+    ("boundaries", "ends"),
+    [
+        ("optimal", optimal(LENGTHS, 4_000, 8)),
+        ("equal_tokens", equal_tokens(LENGTHS, 8)),
+        ("quantile", quantile(LENGTHS, 8)),
+        ("equal_width", equal_width(LENGTHS, 8)),
+        ("100+200+400", np.array([100, 200, 400, LENGTHS.max()])),
+        ("100+5000", np.array([100, 5_000])),
+    ],
+)
+def test_boundaries_are_those_asked_for(boundaries: str, ends: IntArray) -> None:
+    request = PlanRequest(4_000, 0, 0, 2, 2, "spread")
+    strategy = Bucketed(boundaries=boundaries)
+    assert strategy.bucket_ends(LENGTHS, request).tolist() == ends.tolist()
+    plan, _ = make_plan(strategy, LENGTHS, request)
+    bucket = np.searchsorted(ends, LENGTHS)
+    assert all(np.ptp(bucket[plan.batch(number)]) == 0 for number in range(plan.batches))
+
+
+@pytest.mark.parametrize("windows", ["stratified", "synced"])
+def test_windows_take_other_micro_batches_not_other_samples(windows: Any) -> None:
+    request = PlanRequest(4_000, 0, 0, 2, 2, "pad")
+    sets = [
+        sorted(sorted(plan.batch(number).tolist()) for number in range(plan.batches))
+        for plan, _ in (make_plan(Bucketed(windows=name), LENGTHS, request) for name in ("shuffled", windows))
+    ]
+    assert sets[0] == sets[1]
+
+
+def test_synced_windows_are_of_one_bucket_each() -> None:
+    plan, _ = make_plan(Bucketed(windows="synced"), LENGTHS, PlanRequest(4_000, 0, 0, 2, 2, "drop"))
+    buckets = [of_batch.pop() for of_batch in bucket_of(plan, 8)]
+    mixed = sum(len(set(buckets[start : start + 4])) > 1 for start in range(0, len(buckets), 4))
+    assert mixed <= 7  # the rests of 8 buckets
+    assert plan.windows > 50
+
+
+def test_stratified_windows_have_every_bucket_in_proportion() -> None:
+    strategy = Bucketed(buckets=3, windows="stratified")
+    plan, _ = make_plan(strategy, LENGTHS, PlanRequest(4_000, 0, 0, 8, 3, "drop"))
+    buckets = np.array([of_batch.pop() for of_batch in bucket_of(plan, 3)]).reshape(-1, 24)
+    counts = np.stack([(buckets == number).sum(axis=1) for number in range(3)])
+    assert np.abs(counts - counts.mean(axis=1, keepdims=True)).max() <= 3
+    assert counts.min() > 0
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ("buckets=0", "strategy 'bucketed': buckets=0: expected at least 1"),
         ("buckets=few", "buckets=few: expected int"),
-        ("boundaries=best", "boundaries=best: expected optimal"),
-        ("bucket=8", "has no option 'bucket'; it has buckets, boundaries"),
+        ("boundaries=best", r"expected optimal, equal_tokens, quantile, equal_width or .* 512\+1024\+2048"),
+        ("boundaries=512+", r"boundaries=512\+: expected optimal, "),
+        ("boundaries=512,1024", "unknown strategy '1024'"),
+        ("boundaries=512+512", r"boundaries=512\+512: expected lengths that ascend from 1 to 2147483647"),
+        ("boundaries=0+512", "expected lengths that ascend from 1"),
+        ("boundaries=2147483648", "expected lengths that ascend from 1"),
+        ("boundaries=512:buckets=3", "buckets=3: leave it out where boundaries lists them"),
+        ("windows=sorted", r"windows=sorted: expected shuffled\|stratified\|synced"),
+        ("bucket=8", "has no option 'bucket'; it has buckets, boundaries, windows"),
     ],
 )
 def test_wrong_options(options: str, message: str) -> None:

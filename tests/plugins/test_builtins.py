@@ -16,12 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.batching.composition import measure, padding_efficiency
+from dflash.batching.composition import padding_efficiency
+from dflash.batching.lengths import parse_lengths
 from dflash.batching.plan import PlanRequest, Strategy
 from dflash.batching.planning import make_plan
 from dflash_plugins.bucketed import Bucketed
+from dflash_plugins.first_fit import FirstFit
+from dflash_plugins.packed import Packed
 from dflash_plugins.random import Random
 from dflash_plugins.sorted import Sorted
+from dflash_plugins.step_window import StepWindow
+from dflash_plugins.windowed import Windowed
 
 STRATEGIES: list[Strategy] = [
     Random(),
@@ -31,6 +36,18 @@ STRATEGIES: list[Strategy] = [
     Bucketed(),
     Bucketed(buckets=1),
     Bucketed(buckets=1_000),
+    Bucketed(boundaries="equal_tokens"),
+    Bucketed(boundaries="quantile"),
+    Bucketed(boundaries="equal_width"),
+    Bucketed(boundaries="8+20"),
+    Bucketed(windows="stratified"),
+    Bucketed(windows="synced"),
+    Windowed(),
+    Windowed(pool=1),
+    Windowed(pool=7),
+    StepWindow(),
+    Packed(),
+    FirstFit(),
 ]
 BUDGET = 64
 TAILS = ["spread", "pad", "drop"]
@@ -43,22 +60,17 @@ def request(**changes: Any) -> PlanRequest:
     return PlanRequest(**{**fields, "tail": "spread", **changes})
 
 
-def lognormal(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The lengths of a real run in shape: median 1,800 tokens, sigma 0.6, cut to 65..8,191."""
-    lengths = np.exp(np.random.default_rng(0).normal(np.log(1800), 0.6, n)).astype(np.int64)
-    return np.clip(lengths, 65, 8191)
-
-
 lengths_lists = st.one_of(
     st.lists(st.integers(1, BUDGET), max_size=60),
     st.lists(st.just(7), max_size=60),
     st.integers(0, 40).map(lambda n: [BUDGET] * n + [1] * n),
     st.integers(0, 60).map(lambda n: [1] * n + [BUDGET]),
+    st.integers(0, 40).map(lambda n: [BUDGET // 2 + 1, 1] * n),
 )
 
 
 @each_strategy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50)
 @given(lengths_lists, st.integers(1, 8), st.integers(1, 3), st.sampled_from(TAILS), st.integers(0, 3))
 def test_the_contract(strategy: Strategy, lengths: list[int], m: int, a: int, tail: Any, epoch: int) -> None:
     asked = request(drafters=m, accumulation=a, tail=tail, epoch=epoch)
@@ -67,7 +79,9 @@ def test_the_contract(strategy: Strategy, lengths: list[int], m: int, a: int, ta
     batches = [plan.batch(number).tolist() for number in range(plan.batches)]
     planned = Counter(sample for batch in batches for sample in batch)
     assert planned + Counter(plan.ledger["id"].tolist()) == Counter(range(len(lengths)))
-    assert all(len(batch) * max(lengths[s] for s in batch) <= BUDGET for batch in batches if batch)
+    taken = [[lengths[sample] for sample in batch] for batch in batches if batch]
+    tokens = [sum(some) if plan.layout == "packed" else len(some) * max(some) for some in taken]
+    assert max(tokens, default=0) <= BUDGET
     assert [len(plan.window(number)) for number in range(plan.windows)] == [a * m] * plan.windows
     if tail != "drop":
         assert not len(plan.ledger)
@@ -105,55 +119,54 @@ from dflash.batching.planning import make_plan
 from dflash.plugin_manager import PluginManager
 lengths = np.random.Generator(np.random.PCG64(3)).integers(1, 64, 2_000)
 request = PlanRequest(64, 5, 1, 2, 3, "spread")
-names = "random,sorted,sorted:order=shuffled,sorted:frozen=true,bucketed,bucketed:buckets=3"
-arms = PluginManager().arms(names)
+arms = PluginManager().arms(sys.argv[2])
 print(json.dumps([make_plan(arm.strategy, lengths, request)[0].digest() for arm in arms]))
 """
 
 
+ARMS = (
+    "random,sorted,sorted:order=shuffled,sorted:frozen=true,bucketed,bucketed:buckets=3,"
+    "bucketed:boundaries=quantile,bucketed:boundaries=equal_tokens,bucketed:boundaries=equal_width,"
+    "bucketed:boundaries=8+20,bucketed:windows=stratified,bucketed:windows=synced,"
+    "windowed,windowed:pool=7,step_window,packed,first_fit"
+)
+
+
 def test_the_same_bytes_in_every_process_and_under_every_hash_seed() -> None:
-    command = [sys.executable, "-c", PROGRAM, json.dumps(sys.path)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(sys.path), ARMS]
     outputs = [
         json.loads(subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": seed}))
         for seed in ("0", "1")
     ]
     assert outputs[0] == outputs[1]
-    assert len(set(outputs[0])) == 6
+    assert len(set(outputs[0])) == len(ARMS.split(","))
     lengths = np.random.Generator(np.random.PCG64(3)).integers(1, 64, 2_000)
     here = make_plan(Random(), lengths, PlanRequest(64, 5, 1, 2, 3, "spread"))[0].digest()
     assert outputs[0][0] == here
 
 
 @each_strategy
-def test_no_global_generator_is_touched(strategy: Strategy) -> None:
+def test_nothing_outside_the_plan_changes(strategy: Strategy) -> None:
     lengths = np.random.default_rng(4).integers(1, BUDGET, 200)
-    before = random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-    make_plan(strategy, lengths, request())
-    assert (random.getstate(), repr(np.random.get_state())) == before  # noqa: NPY002
+    before = random.getstate(), repr(np.random.get_state()), lengths.tolist()  # noqa: NPY002
+    strategy.plan(lengths, request())  # writable here, as never from `make_plan`
+    assert (random.getstate(), repr(np.random.get_state()), lengths.tolist()) == before  # noqa: NPY002
 
 
-@pytest.mark.parametrize(
-    ("strategy", "efficiency", "fill"),
-    [(Random(), 0.4788, 0.435), (Bucketed(buckets=6), 0.836, 0.818), (Sorted(), 1.0, 0.971)],
-    ids=repr,
-)
-def test_padding_as_an_independent_simulation_found_it(
-    strategy: Strategy, efficiency: float, fill: float
-) -> None:
-    lengths = lognormal(902_087)
-    asked = request(token_budget=49_152, drafters=8, accumulation=4)
-    plan, used = make_plan(strategy, lengths, asked)
-    assert padding_efficiency(plan, used) == pytest.approx(efficiency, abs=0.001)
-    assert measure(plan, used).fill(49_152) == pytest.approx(fill, abs=0.001)
+@each_strategy
+def test_totals_past_32_bits(strategy: Strategy) -> None:
+    lengths = np.random.default_rng(5).integers(2**24, 2**26, 300)
+    plan, used = make_plan(strategy, lengths, request(token_budget=2**31 - 1))
+    assert used[plan.samples].sum() == lengths.sum() > 2**33
 
 
 def test_sorted_pads_least_and_random_most() -> None:
-    lengths = np.clip(lognormal(11_000) // 8, 16, 1_024)
+    lengths = np.clip(parse_lengths("lognormal:n=11000") // 8, 16, 1_024)
     asked = request(token_budget=4_096, drafters=1)
     found = [
         padding_efficiency(*make_plan(strategy, lengths, asked))
-        for strategy in (Sorted(), Bucketed(), Random())
+        for strategy in (Sorted(), Windowed(), Bucketed(), Random())
     ]
     assert found == sorted(found, reverse=True)
     assert found[0] > 0.98
-    assert found[1] > found[2] + 0.2
+    assert found[2] > found[3] + 0.2

@@ -77,7 +77,7 @@ def test_any_partition_of_a_window_gives_its_gradient(order, cuts, budget):
 
 def test_a_samples_loss_does_not_depend_on_its_batch_mates():
     drafter = random_drafter(SHAPE).float()
-    head = type(HEAD)(HEAD.embedding_VH.float(), HEAD.head_VH.float(), HEAD.final_norm_H.float())
+    head = type(HEAD)(HEAD.embedding_VH.float(), HEAD.head_VH.float())
     batch = FeatureBatch(WINDOW.features_TF.float(), WINDOW.offsets_D, WINDOW.rows_D, WINDOW.slots)
     alone = [loss_only(drafter, head, part(batch, [d]), anchor_budget=100).loss.item() for d in range(6)]
     for mates in [[0, 1], [1, 4], [0, 1, 2, 3, 4, 5]]:

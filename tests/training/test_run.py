@@ -124,10 +124,8 @@ def test_a_samples_anchors_do_not_depend_on_its_batch_mates(small_config):
 def test_counts_are_those_of_the_samples(small_config):
     store = open_store(small_config.data)
     rows = np.array([3, 11, 40])
-    loaded = load(
-        Work(0, "train", 0, 0, "padded", True, rows, store.lengths[rows]), store, small_config.drafter, 0
-    )
     lengths = store.lengths[rows]
+    loaded = load(Work(0, "train", 0, 0, "padded", True, rows, lengths), store, small_config.drafter, 0)
     assert loaded.counts.samples == 3
     assert loaded.counts.real_tokens == lengths.sum()
     assert loaded.counts.padded_tokens == 3 * lengths.max()

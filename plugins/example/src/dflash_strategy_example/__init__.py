@@ -1,0 +1,1 @@
+"""The batching strategy example for dflash."""
