@@ -99,10 +99,10 @@ class TrainingSettings(Section, frozen=True, kw_only=True):
     """How long, from which seed, and what is looked at on the way."""
 
     seed: NotNegative = 0
-    epochs: Count = 2
+    epochs: Count = 6
     windows: Count | None = None
     """stop after so many windows, whatever the epochs say"""
-    evaluate_every: Count = 50
+    evaluate_every: Count = 100
     """windows between two evaluations of the held-out samples"""
     max_bad_samples: NotNegative = 8
     """samples with non-finite features that are left out before the run fails"""

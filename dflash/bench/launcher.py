@@ -32,7 +32,11 @@ class Launcher:
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["dflash.bench.trial", f"transformers.models.{model_type}.modeling_{model_type}"]
+            [
+                "dflash.bench.trial",
+                "dflash.batching.kernels",
+                f"transformers.models.{model_type}.modeling_{model_type}",
+            ]
         )
         self._process: Any = None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import statistics
 import time
 from dataclasses import dataclass, field
 
-from dflash.batching.composition import padding_efficiency
+from dflash.batching.composition import measure_composition
 from dflash.bench.exchange import Measurement, TrialRequest
 from dflash.bench.machine import read_load
 from dflash.bench.window_set import representative_windows
@@ -97,7 +98,7 @@ def _measurement(
             "tok_s": counts.real_tokens / seconds,
             "padded_tok_s": counts.padded_tokens / seconds,
             "loss_tok_s": counts.loss_tokens / seconds,
-            "padding_efficiency": padding_efficiency(epoch.plan, epoch.lengths),
+            **_composition(epoch),
             "anchor_slot_efficiency": _share(counts.loss_tokens, counts.anchor_slots * (block - 1)),
             "label_coverage": _share(counts.covered_tokens, counts.supervised_tokens),
             "final_loss": seen.held_out_loss,
@@ -116,6 +117,12 @@ def _measurement(
         steal_seconds=steal_seconds,
         load=load,
     )
+
+
+def _composition(epoch: EpochPlan) -> dict[str, float | None]:
+    """Measures of the whole epoch's plan; None where this plan does not define one."""
+    measures = measure_composition(epoch.plan, epoch.lengths, epoch.request).metrics
+    return {name: None if math.isnan(value) else value for name, value in measures.items()}
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.batching import windows
 from dflash.batching.composition import Composition, measure
 from dflash.errors import TrialError
 from dflash.training.schedule import EpochPlan
 
 PADDING_TOLERANCE = 0.02
 """The set's padding efficiency may differ from the plan's by this share of it."""
+ATTENTION_LENGTH = 1_000
+"""Length at which attention costs as much as all else in a target as small as the sample's: with it, the
+set has the plan's share of attention, where that of a large target would vanish beside its tokens."""
 _PADDING_WEIGHT = 5.0
 _PASSES = 5
 
@@ -20,9 +24,9 @@ def representative_windows(epoch: EpochPlan, count: int) -> list[int]:
 
     The windows are cut into strata of equal size by mean sample length, and one is taken from each, such
     that the sums over the set come near to the sums over the strata's means: in padding efficiency above
-    all, then in real tokens, padded tokens, attention work and samples. Consecutive or random windows would
-    make the clock of a trial a lottery over lengths. The choice is a function of the plan, so all trials of
-    an arm repeat it.
+    all, then in real tokens, padded tokens, work with attention, and samples. Consecutive or random windows
+    would make the clock of a trial a lottery over lengths. The choice is a function of the plan, so all
+    trials of an arm repeat it.
 
     Raises:
         TrialError: the plan has no window, or no such set was found with the plan's padding efficiency.
@@ -51,11 +55,11 @@ def _mean_lengths(composition: Composition) -> NDArray[np.float64]:
 def _traits(epoch: EpochPlan, composition: Composition) -> NDArray[np.float64]:
     """float64[W, 5], in units of the plan's means; the first is zero where the padding is the plan's."""
     edges = epoch.plan.window_offsets
-    attention = np.concatenate([[0], np.cumsum(composition.padded_tokens * composition.longest)])
+    work = np.concatenate([[0], np.cumsum(windows.costs(epoch.plan, epoch.lengths, ATTENTION_LENGTH))])
     real, padded = composition.window_real_tokens, composition.window_padded_tokens
     traits = np.stack(
-        [real, padded, attention[edges[1:]] - attention[edges[:-1]], composition.window_rows], axis=1
-    ) / np.array([real.mean(), padded.mean(), attention[-1] / len(real), composition.window_rows.mean()])
+        [real, padded, work[edges[1:]] - work[edges[:-1]], composition.window_rows], axis=1
+    ) / np.array([real.mean(), padded.mean(), work[-1] / len(real), composition.window_rows.mean()])
     padding = (real - composition.padding_efficiency * padded) / real.mean()
     return np.column_stack([_PADDING_WEIGHT * padding, traits])
 
