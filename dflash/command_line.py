@@ -46,5 +46,10 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
         return error.exit_code
 
 
+def say(line: str) -> None:
+    """A line for a person, on stderr, so that stdout stays what was asked for."""
+    print(line, file=sys.stderr)
+
+
 def _say(name: str, kind: str, text: str) -> None:
-    print(f"{name}: {kind}: {' '.join(text.split())}", file=sys.stderr)
+    say(f"{name}: {kind}: {' '.join(text.split())}")

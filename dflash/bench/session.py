@@ -15,6 +15,7 @@ from dflash.bench.exchange import Failure, Measurement, TrialRequest
 from dflash.bench.launcher import Launcher
 from dflash.bench.pairs import Slot, schedule
 from dflash.bench.results import Run, Trial
+from dflash.command_line import say
 from dflash.config import Config
 from dflash.data.sources import open_store, target_folder
 from dflash.data.store import TokenStore
@@ -65,7 +66,7 @@ def run_benchmark(
     config = msgspec.structs.replace(
         request.config, training=msgspec.structs.replace(request.config.training, max_bad_samples=0)
     )
-    data = open_store(config.data)
+    data = open_store(config.data, say)
     shape_for_target(target_folder(config.data), config.drafter)
     directory = store.open_directory(request.directory)
 

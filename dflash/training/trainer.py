@@ -11,6 +11,7 @@ from typing import IO
 
 import torch
 
+from dflash.command_line import say
 from dflash.config import Config, dump_config
 from dflash.data.sources import open_store
 from dflash.data.store import TokenStore
@@ -40,7 +41,7 @@ def train_drafter(config: Config, out: Path | None = None) -> int:
     """
     torch.set_num_threads(1)
     arm = _single_arm(config)
-    store = open_store(config.data)
+    store = open_store(config.data, say)
     total = _total_windows(config, arm, store)
     models = load_models(config)
     folder = _new_folder(out)
