@@ -11,7 +11,8 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -55,10 +56,12 @@ class Launcher:
 
     def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Run ``function(argument)`` in a fresh process and return its result, or the failure."""
-        receiving, sending = self._context.Pipe(duplex=False)
-        self._process = self._context.Process(target=_child, args=(sending, function, argument))
-        self._process.start()
-        sending.close()
+        with _interrupts_later():
+            receiving, sending = self._context.Pipe(duplex=False)
+            process = self._context.Process(target=_child, args=(sending, function, argument))
+            process.start()
+            self._process = process
+            sending.close()
         try:
             return receiving.recv()
         except EOFError:
@@ -79,6 +82,16 @@ class Launcher:
                 stop()
                 process.join(_SECONDS_TO_END)
         process.close()
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C waits until the block is left: a process half started could not be ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _measure(request: TrialRequest) -> Measurement:
@@ -102,7 +115,8 @@ def _child(answer: Connection, function: Callable[[Any], Any], argument: Any) ->
         known = isinstance(error, DflashError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
         result = Failure(" ".join(text.split()), traceback.format_exc())
-    answer.send(result)
+    with suppress(BrokenPipeError):  # whoever asked was interrupted
+        answer.send(result)
     answer.close()
 
 
