@@ -14,7 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-VOCABULARY = 97
 MASK_ID = 96
 
 
@@ -22,22 +21,13 @@ MASK_ID = 96
 def small_target(tmp_path_factory):
     """A random Qwen3 of 8 layers, saved as anyone saves a model."""
     import torch
+    from oracles import SMALL_SIZES
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("target")
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
+    config = Qwen3Config(**SMALL_SIZES, max_position_embeddings=512, tie_word_embeddings=False)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokens = [{"id": MASK_ID, "content": "<|mask|>"}]
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))

@@ -13,6 +13,17 @@ from dflash.models.drafter import Drafter, TargetHead
 from dflash.models.features import FeatureBatch
 from dflash.models.shape import DrafterShape
 
+SMALL_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+"""Of a target of any family of transformers."""
+
 
 def small_shape(**changes: object) -> DrafterShape:
     """A drafter with grouped-query attention and sizes that are all different, so no axis is mistaken."""

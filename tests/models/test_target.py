@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from oracles import SMALL_SIZES
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -85,13 +86,7 @@ def test_packed_documents_are_blind_to_each_other(target):
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])
 def test_both_layouts_agree_for_other_families(family):
     config = getattr(transformers, f"{family}Config")(
-        vocab_size=97,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
+        **SMALL_SIZES,
         **({"sliding_window": None} if family == "Mistral" else {}),
     )
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -105,13 +100,7 @@ def test_both_layouts_agree_for_other_families(family):
 
 def test_a_sliding_window_is_refused_in_the_packed_layout():
     config = transformers.MistralConfig(
-        vocab_size=97,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
+        **SMALL_SIZES,
         sliding_window=4,
     )
     target = Target(transformers.MistralForCausalLM(config).eval(), LAYERS, torch.device("cpu"))
