@@ -78,7 +78,7 @@ def _causes(run: Run, trials: Sequence[Trial]) -> Table:
         "anchor\nslots",
         "label\ncover.",
         "held-out\nloss",
-        "gradient\ndivers.",
+        "grad.\ndivers.",
         "target\nbusy",
         "drafter\nbusy",
         "bottle-\nneck",
