@@ -120,7 +120,8 @@ def _footer(report: PlanReport) -> Iterator[tuple[str, Text]]:
         "reading",
         Text(
             "variance ratio of window mean length: 1 is random. mates again: share of batch mates that are "
-            "mates in the next epoch too, 1 is frozen. bits: entropy of length octiles, 3 is an ideal "
-            "mixture. token var.: of windows' real tokens. stragglers: costliest / mean drafter of a window."
+            "mates in the next epoch too, 1 is frozen. bits: entropy of length octiles, corrected for few "
+            "samples as if they were drawn at random; 3 is an ideal mixture, and more is evener than chance. "
+            "token var.: of windows' real tokens. stragglers: costliest / mean drafter of a window."
         ),
     )
