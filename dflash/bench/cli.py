@@ -110,7 +110,7 @@ def run(
     """
     from dflash.bench.progress import TrialProgress
     from dflash.bench.report import show
-    from dflash.bench.session import RunRequest, run_benchmark
+    from dflash.bench.run import RunRequest, run_benchmark
     from dflash.config import load_config
     from dflash.plugin_manager import PluginManager
 
