@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import hypothesis
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 
 # Before torch is imported by a test: one thread, as in every worker.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A background job starts with interrupts ignored, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline would be an absolute time, and machines differ.
 hypothesis.settings.register_profile("no deadline", deadline=None)

@@ -66,9 +66,9 @@ def run_benchmark(
     config = msgspec.structs.replace(
         request.config, training=msgspec.structs.replace(request.config.training, max_bad_samples=0)
     )
-    data = open_store(config.data, say)
     shape_for_target(target_folder(config.data), config.drafter)
     directory = store.open_directory(request.directory)
+    data = open_store(config.data, say)  # last, as it may take seconds
 
     trials: list[Trial] = []
     plans: dict[str, Measurement] = {}
