@@ -32,6 +32,8 @@ class End:
         self.core = core
         self.holder = holder
         self.closed = False
+        self.place: int | None = None
+        """its number among the ends of a stage in another process"""
         core.attach(self, sends=self._sends)
 
     def clone(self) -> Self:
@@ -44,6 +46,13 @@ class End:
         """Give this end up. A second time does nothing."""
         self.closed = True
         self.core.detach(self)
+
+    def __reduce__(self) -> Any:
+        if self.place is None:
+            raise TypeError(
+                f"an end of channel {self.core.name!r} can go to another process with its stage only"
+            )
+        return _remote_end, (type(self), self.place, self.core.name, self.core.bytes, self.holder)
 
     def statistics(self) -> ChannelStatistics:
         """The channel's figures at this moment."""
@@ -110,3 +119,9 @@ def channel(
     """
     core = Core(name, items, bytes)
     return Sender(core, holder), Receiver(core, holder)
+
+
+def _remote_end(kind: type[End], place: int, name: str, bytes: int | None, holder: str) -> End:
+    from dflash.pipeline.wire import RemoteCore
+
+    return kind(RemoteCore(place, name, bytes), holder)  # type: ignore[arg-type]

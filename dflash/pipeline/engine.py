@@ -76,6 +76,31 @@ class Pipeline(ABC):
 
         ``name`` must be new, and an end must not be another stage's: give each stage a ``clone()``.
         """
+        self._start(name, function, args, kwargs, apart=False)
+
+    def start_apart(
+        self,
+        name: str,
+        function: Callable[P, Coroutine[Any, Any, None]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """:meth:`start` a stage that computes: an engine that has processes gives it one of its own.
+
+        So that every engine can run it, ``function`` is of a module and the arguments can be pickled.
+        """
+        self._start(name, function, args, kwargs, apart=True)
+
+    def _start(
+        self,
+        name: str,
+        function: Callable[..., Coroutine[Any, Any, None]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        apart: bool,
+    ) -> None:
         if name == CALLER or any(stage.name == name for stage in self._stages):
             raise ValueError(f"there is a stage {name} already")
         ends = list(_ends([*args, *kwargs.values()]))
@@ -84,13 +109,15 @@ class Pipeline(ABC):
                 raise ValueError(
                     f"an end of channel {end.core.name!r} belongs to {end.holder}: clone it for {name}"
                 )
-        coroutine = function(*args, **kwargs)
         stage = Stage(name, "starved")
         for end in (*ends, self._alive.clone()):
             end.holder = name
         self._stages.append(stage)
         self._supervisor.add_stage(stage)
-        self._launch(stage, coroutine)
+        if apart:
+            self._launch_apart(stage, function, args, kwargs, ends)
+        else:
+            self._launch(stage, function(*args, **kwargs))
 
     def run(self, awaitable: Awaitable[T]) -> T:
         """Await, on the caller's thread: ``pipeline.run(sender.send(item))``. Raises ``StageError``."""
@@ -149,6 +176,17 @@ class Pipeline(ABC):
     @abstractmethod
     def _launch(self, stage: Stage, coroutine: Coroutine[Any, Any, None]) -> None:
         """Begin to drive a stage, and tell the supervisor when it has ended."""
+
+    def _launch_apart(
+        self,
+        stage: Stage,
+        function: Callable[..., Coroutine[Any, Any, None]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ends: list[End],
+    ) -> None:
+        """Begin to drive a stage that may have a process of its own."""
+        self._launch(stage, function(*args, **kwargs))
 
     @abstractmethod
     def _drive(self, awaitable: Awaitable[T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter_ns
@@ -16,13 +16,27 @@ from dflash.pipeline.telemetry import Activity, StageClock
 class Stage:
     """What a stage is doing, has done, and waits for. The caller's own thread has one too."""
 
-    __slots__ = ("_before", "clock", "name", "progress_ns", "thread", "waits_for", "work")
+    __slots__ = (
+        "_before",
+        "clock",
+        "name",
+        "on_work",
+        "progress_ns",
+        "stacks",
+        "thread",
+        "waits_for",
+        "work",
+    )
 
     def __init__(self, name: str, activity: Activity) -> None:
         self.name = name
         self.clock = StageClock(name, activity)
         self.waits_for: Operation | None = None
         self.work: str | None = None
+        self.on_work: Callable[[str | None], None] | None = None
+        """Told of every change of ``work``."""
+        self.stacks: Callable[[], str] | None = None
+        """The stacks of its own process, if it has one."""
         self.thread: int | None = None
         """The identity of its own thread, if it has one."""
         self.progress_ns = perf_counter_ns()
@@ -32,13 +46,26 @@ class Stage:
     def wait(self, operation: Operation) -> None:
         """The stage is held by ``operation``."""
         self._before = self.clock.switch(operation.activity)
+        if self._before == "barrier":
+            # What is waited for there is the others of a group, whatever it is waited on.
+            self.clock.switch("barrier")
         self.waits_for = operation
 
     def go_on(self) -> None:
         """The stage continues with what it did before."""
         self.waits_for = None
-        self.progress_ns = perf_counter_ns()
+        self.progressed()
         self.clock.switch(self._before)
+
+    def progressed(self) -> None:
+        """The stage is alive."""
+        self.progress_ns = perf_counter_ns()
+
+    def works_on(self, what: str | None) -> None:
+        """What its messages name if it fails or hangs."""
+        self.work = what
+        if self.on_work is not None:
+            self.on_work(what)
 
 
 current_stage: ContextVar[Stage | None] = ContextVar("current_stage", default=None)
@@ -47,7 +74,10 @@ current_stage: ContextVar[Stage | None] = ContextVar("current_stage", default=No
 
 @contextmanager
 def span(activity: Literal["copy", "barrier"]) -> Iterator[None]:
-    """Count the block as ``activity``, not as ``busy``; waiting for a channel is still counted apart."""
+    """Count the block as ``activity``, not as ``busy``.
+
+    Waiting for a channel inside of ``copy`` is counted apart; a ``barrier`` is nothing but waiting.
+    """
     stage = current_stage.get()
     if stage is None:
         yield
@@ -71,15 +101,20 @@ def working_on(what: str) -> Iterator[None]:
     stage = current_stage.get()
     before = None if stage is None else stage.work
     if stage is not None:
-        stage.work = what
+        stage.works_on(what)
     try:
         yield
     except Exception as error:
-        error.add_note(_WorkNote(f"while working on {what}"))
+        name_work(error, what)
         raise
     finally:
         if stage is not None:
-            stage.work = before
+            stage.works_on(before)
+
+
+def name_work(error: BaseException, what: str) -> None:
+    """Note on ``error`` what its stage was working on."""
+    error.add_note(_WorkNote(f"while working on {what}"))
 
 
 def stage_error(stage: str, cause: BaseException) -> StageError:

@@ -6,7 +6,7 @@ done, none ever will be: the deadlock is certain at that moment, and is reported
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import Event, Lock
 
 from dflash.errors import StageError
 from dflash.pipeline.core import Core
@@ -25,6 +25,7 @@ class Supervisor:
         self._lock = Lock()
         self._caller = caller
         self._alive: list[Stage] = []
+        self._has_cause = Event()
 
     @property
     def alive(self) -> tuple[Stage, ...]:
@@ -67,9 +68,14 @@ class Supervisor:
         with self._lock:
             if self.cause is None:
                 self.cause = cause
+                self._has_cause.set()
             channels, cause = tuple(self.channels), self.cause
         for core in channels:
             core.abort(cause)
+
+    def wait_for_cause(self, seconds: float) -> None:
+        """Let someone else's failure come first, if there is one."""
+        self._has_cause.wait(seconds)
 
     def _is_quiet(self, error: BaseException) -> bool:
         return isinstance(error, Aborted) or (self.leaving and isinstance(error, BrokenChannel))

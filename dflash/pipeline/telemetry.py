@@ -105,6 +105,21 @@ class StageClock:
             before, self._activity = self._activity, activity
             return before
 
+    def move(self, activity: Activity, ns: int) -> None:
+        """Count ``ns`` of the time that was ``busy`` as ``activity``: a worker tells only afterwards."""
+        with self._lock:
+            self._add()
+            ns = min(ns, self._ns["busy"])
+            self._ns["busy"] -= ns
+            self._ns[activity] += ns
+
+    def take(self, activity: Activity) -> int:
+        """The nanoseconds of ``activity`` until now, which start again from zero."""
+        with self._lock:
+            self._add()
+            ns, self._ns[activity] = self._ns[activity], 0
+            return ns
+
     def stop(self) -> None:
         """The stage has ended."""
         with self._lock:

@@ -56,10 +56,14 @@ class Watchdog:
 def _stalled(stage: Stage, seconds: float) -> StageError:
     stacks = {ident: traceback.extract_stack(frame) for ident, frame in sys._current_frames().items()}
     work = "" if stage.work is None else f" while working on {stage.work}"
-    here = stacks[stage.thread][-1] if stage.thread in stacks else None
+    # The thread of a stage with a process of its own only listens to that.
+    own = stage.stacks is None and stage.thread in stacks
+    here = stacks[stage.thread][-1] if own and stage.thread is not None else None
     where = "" if here is None else f": it is in {here.name} ({here.filename}:{here.lineno})"
     error = StageError(f"stage {stage.name} has made no progress for {seconds:.3g} s{work}{where}")
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, stack in stacks.items():
         error.add_note(f"thread {names.get(ident, ident)}:\n{''.join(stack.format()).rstrip()}")
+    if stage.stacks is not None:
+        error.add_note(f"the worker of {stage.name}:\n{stage.stacks()}")
     return error

@@ -328,8 +328,8 @@ def test_a_stage_may_await_nothing_but_channels(engine: str) -> None:
 
 
 def test_an_unknown_engine_is_named_with_those_that_exist() -> None:
-    with pytest.raises(UsageError, match="no engine 'process'; choose one of inline, thread") as error:
-        open_engine("process")
+    with pytest.raises(UsageError, match="no engine 'ray'; choose one of inline, thread, process, process") as error:
+        open_engine("ray")
     assert error.value.exit_code == ExitCode.USAGE
 
 

@@ -9,7 +9,7 @@ from dflash.pipeline.engine import Pipeline
 from dflash.pipeline.engines.inline import InlinePipeline
 from dflash.pipeline.engines.thread import ThreadPipeline
 
-ENGINES = ("inline", "thread")
+ENGINES = ("inline", "thread", "process")
 
 
 def open_engine(
@@ -23,8 +23,8 @@ def open_engine(
 
     ``on_thread_start`` is the first thing called in every thread that runs stages. After a failure or an
     interrupt the stages get ``grace`` seconds to end; a stage that is silent for ``stall_after`` seconds is a
-    failure. Both are for ``thread``: ``inline`` runs stages in the caller's thread, and leaves nothing
-    behind.
+    failure. Both are for ``thread`` and ``process``: ``inline`` runs stages in the caller's thread, and
+    leaves nothing behind. ``process`` gives the stages of ``Pipeline.start_apart`` a process each.
 
     Raises ``UsageError`` for an unknown engine.
     """
@@ -32,4 +32,8 @@ def open_engine(
         return InlinePipeline(on_thread_start)
     if engine == "thread":
         return ThreadPipeline(on_thread_start, grace=grace, stall_after=stall_after)
+    if engine == "process":
+        from dflash.pipeline.engines.process import ProcessPipeline
+
+        return ProcessPipeline(on_thread_start, grace=grace, stall_after=stall_after)
     raise UsageError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from queue import SimpleQueue
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Any, TypeVar
 
 from dflash.pipeline.engine import Pipeline
@@ -74,7 +74,7 @@ class ThreadPipeline(Pipeline):
         done: SimpleQueue[None] = SimpleQueue()
         try:
             if operation.start(partial(done.put, None)):
-                stage.progress_ns = perf_counter_ns()
+                stage.progressed()
                 return
             stage.wait(operation)
             self._supervisor.check_for_deadlock()

@@ -1,0 +1,46 @@
+"""What every process that we start has in common: it cannot be half started, and it outlives nobody."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Ctrl-C waits until the block is left: a process half started could not be ended.
+
+    By a handler and not by a signal mask: that holds for one thread, and libraries have threads of their own.
+    Outside the main thread, which alone is ever interrupted, nothing needs to wait.
+    """
+    came: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(signal.SIGINT, None)
+
+
+def become_child() -> None:
+    """First thing in a child: the parent decides what Ctrl-C means, and nobody outlives it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(2, 1)  # whatever a library prints stays out of our output
+
+
+def how_it_ended(code: int | None) -> str:
+    """A process's exit code in words."""
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
