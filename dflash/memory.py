@@ -23,7 +23,7 @@ def _of_machine() -> int | None:
 
 
 def _of_groups(membership: str) -> list[int | None]:
-    """What the groups of this process leave, and those above them: ``hierarchy:controllers:path`` per line."""
+    """What this process's groups and those above leave; a line is ``hierarchy:controllers:path``."""
     left = []
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)

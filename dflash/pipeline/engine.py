@@ -30,13 +30,16 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from dflash.pipeline.channel import CALLER, End, Receiver, Sender, channel
 from dflash.pipeline.operation import Aborted, EndOfChannel
 from dflash.pipeline.stage import Stage, current_stage
 from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from dflash.pipeline.slots import Slots
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -63,6 +66,15 @@ class Pipeline(ABC):
         sender, receiver = channel(name, items=items, bytes=bytes)
         self._supervisor.add_channel(sender.core)
         return sender, receiver
+
+    def slots(self, count: int, *, nbytes: int) -> Slots:
+        """``count`` slots of ``nbytes`` bytes through which one stage hands tensors to another.
+
+        Raises ``UsageError`` where stages have processes and there is not so much memory for them to share.
+        """
+        from dflash.pipeline.slots import LocalSlots
+
+        return LocalSlots()
 
     def start(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,16 +24,28 @@ from dflash.models.features import FeatureBatch, drop_non_finite
 from dflash.models.target import Target
 from dflash.pipeline.channel import Receiver, Sender
 from dflash.pipeline.ordering import in_order
+from dflash.pipeline.slots import Slots
 from dflash.pipeline.stage import working_on
-from dflash.pipeline.work import Counts, LoadedBatch, TargetOutput, Work
+from dflash.pipeline.work import Counts, LoadedBatch, Shipment, TargetOutput, Work
 
 Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
-async def feed(work: Iterable[Work], slots: Sender[int], outbox: Sender[Work]) -> None:
-    """Hand out the work in its order, a slot reserved for each."""
+class Step(Protocol[Result_co]):
+    """What a drafter does with the work that comes to it."""
+
+    device: torch.device
+
+    async def __call__(self, output: TargetOutput) -> Result_co | None:
+        """Take a target's output; a result where it completes one."""
+        ...
+
+
+async def feed(work: Iterable[Work], slots: list[Sender[int]], outbox: Sender[Work]) -> None:
+    """Hand out the work in its order, a slot of its drafter reserved for each."""
     for item in work:
-        await slots.send(item.id)
+        await slots[item.drafter].send(item.turn)
         await outbox.send(item)
 
 
@@ -51,27 +63,58 @@ async def prefetch(
         await outbox.send(loaded)
 
 
-async def run_target(inbox: Receiver[LoadedBatch], outbox: Sender[TargetOutput], target: Target) -> None:
-    """Run the frozen target, keep the features of real tokens."""
+async def run_target(
+    inbox: Receiver[LoadedBatch],
+    outboxes: list[Sender[Shipment]],
+    slots: list[Slots],
+    load_target: Callable[[], Target],
+) -> None:
+    """Run the frozen target, keep the features of real tokens, send them to the drafter they are for."""
+    target = load_target()
     async for loaded in inbox:
         with working_on(str(loaded.work)):
             output = read_features(loaded, target)
-        await outbox.send(output, nbytes=output.features.nbytes)
+            shipment = ship(output, slots[loaded.work.drafter])
+        await outboxes[loaded.work.drafter].send(shipment, nbytes=output.features.nbytes)
 
 
 async def run_drafter(
-    inbox: Receiver[TargetOutput],
-    slots: Receiver[int],
+    inbox: Receiver[Shipment],
+    reserved: Receiver[int],
     outbox: Sender[Result],
-    step: Callable[[TargetOutput], Result | None],
+    slots: Slots,
+    load_step: Callable[[], Step[Result]],
 ) -> None:
     """Train in plan order, whatever the order in which the targets finish."""
-    async for output in in_order(inbox, key=lambda output: output.work.id):
-        with working_on(str(output.work)):
-            result = step(output)
-        await slots.receive()
+    step = load_step()
+    async for shipment in in_order(inbox, key=lambda shipment: shipment.work.turn):
+        with working_on(str(shipment.work)):
+            result = await step(unship(shipment, slots, step.device))
+        await reserved.receive()
         if result is not None:
             await outbox.send(result)
+
+
+def ship(output: TargetOutput, slots: Slots) -> Shipment:
+    """Put the features into their slot."""
+    features = output.features
+    filled = slots.fill(output.work.turn, features.features_TF)
+    return Shipment(
+        work=output.work,
+        filled=filled,
+        offsets_D=features.offsets_D,
+        rows_D=features.rows_D,
+        slots=features.slots,
+        counts=output.counts,
+        bad_rows=output.bad_rows,
+    )
+
+
+def unship(shipment: Shipment, slots: Slots, device: torch.device) -> TargetOutput:
+    """What was shipped; valid until its slot is freed."""
+    features_TF = slots.read(shipment.filled, device)
+    features = FeatureBatch(features_TF, shipment.offsets_D, shipment.rows_D, shipment.slots)
+    return TargetOutput(shipment.work, features, shipment.counts, shipment.bad_rows)
 
 
 def load(work: Work, store: TokenStore, settings: DrafterSettings, seed: int) -> LoadedBatch:

@@ -12,6 +12,7 @@ from dflash.batching.plan import Layout
 from dflash.data.collate import Batch
 from dflash.models.anchors import AnchorSlots
 from dflash.models.features import FeatureBatch
+from dflash.pipeline.slots import Filled
 
 
 @dataclass(frozen=True)
@@ -19,19 +20,26 @@ class Work:
     """One micro-batch to be made. Its id counts from 0 over the whole run, in training order."""
 
     id: int
-    purpose: Literal["train", "evaluate"]
+    drafter: int
+    """which drafter trains on it"""
+    turn: int
+    """counts that drafter's own work from 0"""
+    purpose: Literal["train", "evaluate", "save"]
+    """``save`` has no rows: in its turn the first drafter writes what it has become"""
     epoch: int
     window: int
     """the window it belongs to, or the number of windows trained before this evaluation"""
     layout: Layout
     closes: bool
-    """whether it is the last of its window or evaluation"""
+    """whether it is its drafter's last of the window or evaluation"""
     rows_D: NDArray[np.int64]
     """store rows; an empty micro-batch has none"""
     lengths_D: NDArray[np.int64]
     """tokens of each row that are used"""
 
     def __str__(self) -> str:
+        if self.purpose == "save":
+            return f"the checkpoint after window {self.window}"
         return f"micro-batch {self.id} ({self.purpose}, window {self.window}, {len(self.rows_D)} samples)"
 
 
@@ -63,6 +71,19 @@ class LoadedBatch:
     batch: Batch
     slots: AnchorSlots
     counts: Counts
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A target's output on its way: the features lie in a slot, the rest is small."""
+
+    work: Work
+    filled: Filled
+    offsets_D: NDArray[np.int64]
+    rows_D: NDArray[np.int64]
+    slots: AnchorSlots
+    counts: Counts
+    bad_rows: NDArray[np.int64]
 
 
 @dataclass(frozen=True)

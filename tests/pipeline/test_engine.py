@@ -328,7 +328,7 @@ def test_a_stage_may_await_nothing_but_channels(engine: str) -> None:
 
 
 def test_an_unknown_engine_is_named_with_those_that_exist() -> None:
-    with pytest.raises(UsageError, match="no engine 'ray'; choose one of inline, thread, process, process") as error:
+    with pytest.raises(UsageError, match="no engine 'ray'; choose one of inline, thread, process") as error:
         open_engine("ray")
     assert error.value.exit_code == ExitCode.USAGE
 

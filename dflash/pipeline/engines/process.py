@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash.errors import DflashError
 from dflash.pipeline import wire
@@ -27,6 +27,9 @@ from dflash.pipeline.operation import ChannelError, ItemTooLarge
 from dflash.pipeline.stage import Stage, name_work, stage_error
 from dflash.pipeline.wire import ConnectionLost, PeerFailed, Spans, Wire
 from dflash.processes import how_it_ended, interrupts_later
+
+if TYPE_CHECKING:
+    from dflash.pipeline.slots import Slots
 
 PRELOADED = ("torch", "dflash.pipeline.stages", "dflash.pipeline.wire")
 _SECONDS_FOR_A_CAUSE = 2.0
@@ -70,6 +73,11 @@ class ProcessPipeline(ThreadPipeline):
         self._workers: list[_Worker] = []
         self._news, self._tell = self._context.Pipe(duplex=False)
         self._monitor = threading.Thread(target=self._watch_over_workers, name="dflash-monitor", daemon=True)
+
+    def slots(self, count: int, *, nbytes: int) -> Slots:
+        from dflash.pipeline.slots import SlotRing
+
+        return SlotRing(count, nbytes)
 
     def _launch_apart(
         self,
