@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-_PR_SET_PDEATHSIG = 1
+from multiprocessing import connection
 
 
 @contextmanager
@@ -35,8 +35,16 @@ def interrupts_later() -> Iterator[None]:
 def become_child() -> None:
     """First thing in a child: the parent decides what Ctrl-C means, and nobody outlives it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_die_with_parent, name="dflash-parent", daemon=True).start()
     os.dup2(2, 1)  # whatever a library prints stays out of our output
+
+
+def _die_with_parent() -> None:
+    # The kernel's own signal for this is sent when the fork server ends, which waits for us.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def how_it_ended(code: int | None) -> str:

@@ -14,6 +14,8 @@ from dflash.models.anchors import AnchorSlots
 from dflash.models.features import FeatureBatch
 from dflash.pipeline.slots import Filled
 
+Purpose = Literal["train", "evaluate", "save"]
+
 
 @dataclass(frozen=True)
 class Work:
@@ -24,7 +26,7 @@ class Work:
     """which drafter trains on it"""
     turn: int
     """counts that drafter's own work from 0"""
-    purpose: Literal["train", "evaluate", "save"]
+    purpose: Purpose
     """``save`` has no rows: in its turn the first drafter writes what it has become"""
     epoch: int
     window: int

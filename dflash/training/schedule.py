@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from dflash.batching.planning import make_plan
 from dflash.config import Config
 from dflash.data.store import TokenStore
 from dflash.errors import UsageError
-from dflash.pipeline.work import Work
+from dflash.pipeline.work import Purpose, Work
 
 EVALUATION_EPOCH = 0
 """Held-out samples keep the anchors of this epoch for ever, so that two evaluations can be compared."""
@@ -99,30 +98,58 @@ def held_out_micro_batches(store: TokenStore, config: Config) -> MicroBatches:
 
 
 def in_training_order(
-    training: Iterable[Window], held_out: MicroBatches, evaluate_after: Iterable[int]
+    training: Iterable[Window],
+    held_out: MicroBatches,
+    evaluate_after: Iterable[int],
+    *,
+    drafters: int = 1,
+    save_after: Iterable[int] = (),
+    first: int = 0,
 ) -> Iterator[Work]:
-    """Number the work of a run: its windows, and an evaluation where it is asked for.
+    """Number the work of a run: its windows, and evaluations and checkpoints where they are asked for.
 
-    ``evaluate_after`` holds ascending counts of windows; 0 is before the first. Held-out samples are padded
-    whatever the plan's layout is.
+    A window's micro-batches go to the drafters in turn, as the plan's assignment emits them. Held-out samples
+    are padded whatever the plan's layout is.
+
+    Args:
+        evaluate_after, save_after: counts of windows, ascending; 0 is before the first. An evaluation comes
+            before a checkpoint at the same place, so that a checkpoint has all that came before it.
+        first: number of the first window of ``training``; what was due after so many windows is done.
     """
-    evaluations = iter(evaluate_after if held_out else ())
-    evaluate_at = next(evaluations, None)
-    evaluated = Window(EVALUATION_EPOCH, "padded", held_out)
-    number = 0
+    numbers, turns = count(), [count() for _ in range(drafters)]
+    evaluations, saves = set(evaluate_after) if held_out else set(), set(save_after)
 
-    def numbered(purpose: Literal["train", "evaluate"], place: int, window: Window) -> Iterator[Work]:
-        nonlocal number
-        last = len(window.micro_batches) - 1
+    def numbered(purpose: Purpose, place: int, window: Window) -> Iterator[Work]:
+        last = len(window.micro_batches) - drafters
         for index, (rows, lengths) in enumerate(window.micro_batches):
-            yield Work(number, purpose, window.epoch, place, window.layout, index == last, rows, lengths)
-            number += 1
+            drafter = index % drafters
+            yield Work(
+                id=next(numbers),
+                drafter=drafter,
+                turn=next(turns[drafter]),
+                purpose=purpose,
+                epoch=window.epoch,
+                window=place,
+                layout=window.layout,
+                closes=index >= last,
+                rows_D=rows,
+                lengths_D=lengths,
+            )
 
-    if evaluate_at == 0:
-        yield from numbered("evaluate", 0, evaluated)
-        evaluate_at = next(evaluations, None)
-    for trained, window in enumerate(training, start=1):
-        yield from numbered("train", trained - 1, window)
-        if evaluate_at == trained:
-            yield from numbered("evaluate", trained, evaluated)
-            evaluate_at = next(evaluations, None)
+    def after(done: int) -> Iterator[Work]:
+        if done in evaluations:
+            yield from numbered("evaluate", done, evaluated)
+        if done in saves:
+            yield Work(next(numbers), 0, next(turns[0]), "save", 0, done, "padded", True, *_NOTHING)
+
+    # Every drafter has a last micro-batch of an evaluation.
+    missing = max(0, drafters - len(held_out))
+    evaluated = Window(EVALUATION_EPOCH, "padded", [*held_out, *[_NOTHING] * missing])
+    if first == 0:
+        yield from after(0)
+    for number, window in enumerate(training, start=first):
+        yield from numbered("train", number, window)
+        yield from after(number + 1)
+
+
+_NOTHING = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""The conformance suite of engines, over the engines that there are, and over one that breaks its promises."""
+"""The conformance suite of engines, over those that there are and over some that break their promises."""
 
 from __future__ import annotations
 
