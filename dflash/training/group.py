@@ -92,7 +92,7 @@ class DistributedGroup:
 
         self.rank, self.size = rank, size
         self._on_cpu = device.type == "cpu"
-        store = distributed.TCPStore("127.0.0.1", port, is_master=False)
+        store = distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
         distributed.init_process_group(
             "gloo" if self._on_cpu else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size
         )

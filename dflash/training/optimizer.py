@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,27 @@ class Optimizer:
             self._window, self._total, settings.warmup, settings.final_learning_rate_share
         )
         return settings.learning_rate * share
+
+    def state(self, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """The moments and step counts as ``KIND.NAME``, of the parameters that have any; not copied."""
+        return {
+            f"{kind}.{name}": tensor
+            for name, parameter in names.items()
+            for kind, tensor in self._adam.state.get(parameter, {}).items()
+        }
+
+    def restore(self, names: Mapping[str, nn.Parameter], state: Mapping[str, Tensor], window: int) -> None:
+        """Go on after ``window`` windows with what :meth:`state` gave then."""
+        self._window = window
+        for name, parameter in names.items():
+            kinds = ("step", "exp_avg", "exp_avg_sq")
+            own = {kind: state[f"{kind}.{name}"] for kind in kinds if f"{kind}.{name}" in state}
+            if own:
+                # AdamW keeps its step counts on the CPU, whatever device the weights are on.
+                self._adam.state[parameter] = {
+                    kind: value.clone() if kind == "step" else value.to(parameter.device, copy=True)
+                    for kind, value in own.items()
+                }
 
     def commit(self, weight: float) -> float:
         """Divide the gradient sums by the window's weight, clip, step; return the norm before clipping.
