@@ -96,14 +96,18 @@ class OptimizerSettings(Section, frozen=True, kw_only=True):
 
 
 class PipelineSettings(Section, frozen=True, kw_only=True):
-    """The stages and how they run. None of these changes a result."""
+    """The stages and how they run."""
 
-    engine: Literal["thread", "inline"] = "thread"
+    engine: Literal["auto", "thread", "process", "inline"] = "auto"
+    """auto: a process for each GPU where there are GPUs, threads elsewhere"""
     targets: Count = 1
+    drafters: Count = 1
+    """train one window together; the only setting here on which results depend, by rounding"""
     prefetch: Count = 1
     depth: Count = 3
-    """micro-batches in flight for the drafter"""
-    device: str = "cpu"
+    """micro-batches in flight for each drafter"""
+    devices: str = "auto"
+    """auto, cpu, or a device for each worker, targets first: 'cuda:0,cuda:1'; fewer are shared in turn"""
     watchdog_seconds: Positive = 600.0
     """a stage without progress for so long is an error"""
 
@@ -117,6 +121,10 @@ class TrainingSettings(Section, frozen=True, kw_only=True):
     """stop after so many windows, whatever the epochs say"""
     evaluate_every: Count = 100
     """windows between two evaluations of the held-out samples"""
+    checkpoint_every: Count = 200
+    """windows between two checkpoints; another is written at the end, on SIGTERM and on Ctrl-C"""
+    keep_checkpoints: Count = 2
+    """the last ones; the one with the least held-out loss is kept beside them"""
     max_bad_samples: NotNegative = 8
     """samples with non-finite features that are left out before the run fails"""
     init: str | None = None

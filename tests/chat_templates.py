@@ -42,7 +42,9 @@ PLAIN = (
 COUNTING = "{{ messages | length }} messages\n" + CHATML
 """begins differently when more follows"""
 
-STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('the first turn is a user') }}{% endif %}" + CHATML
+STRICT = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('the first turn is a user') }}{% endif %}" + CHATML
+)
 
 
 def save_chat_tokenizer(folder: Path, template: str | None, eos: str = END) -> Path:

@@ -15,7 +15,16 @@ from commands import command, environment, run_command
 from dflash.data.sample import sample_tokenizer
 from dflash.data.store import TokenStore
 
-REGENERATE = ("--tokenizer", "sample", "--regenerate", "sample", "--prompt-tokens", "6", "--max-new-tokens", "24")
+REGENERATE = (
+    "--tokenizer",
+    "sample",
+    "--regenerate",
+    "sample",
+    "--prompt-tokens",
+    "6",
+    "--max-new-tokens",
+    "24",
+)
 
 
 def prepare(*arguments, cwd, env=None):
@@ -109,7 +118,9 @@ def test_an_interrupted_regeneration_goes_on_to_the_same_store(documents):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     (line,) = err.splitlines()
-    found = re.search(r"interrupted: (\d+) rows are done, and are kept in s.arrow.regenerated: the same command", line)
+    found = re.search(
+        r"interrupted: (\d+) rows are done, and are kept in s.arrow.regenerated: the same command", line
+    )
     assert found and int(found[1]) >= 16
     assert not (documents / "s.arrow").exists()
 
@@ -172,10 +183,16 @@ def test_a_stopped_preparation_leaves_no_store(documents, number):
         (["x.jsonl", "--tokenizer", "none"], "none: no such folder"),
         (["x.jsonl"], "--tokenizer"),
         (["--tokenizer", "sample"], "INPUT"),
-        (["x.jsonl", "--tokenizer", "sample", "--temperature", "1"], "--temperature says how --regenerate works"),
+        (
+            ["x.jsonl", "--tokenizer", "sample", "--temperature", "1"],
+            "--temperature says how --regenerate works",
+        ),
         (["x.jsonl", "--tokenizer", "sample", "--held-out", "2"], "--held-out"),
         (["x.jsonl", "--tokenizer", "sample", "--template-arg", "x"], "NAME=VALUE"),
-        (["x.jsonl", "--tokenizer", "sample", "--regenerate", "sample"], "x.jsonl:1: a document has no prompt"),
+        (
+            ["x.jsonl", "--tokenizer", "sample", "--regenerate", "sample"],
+            "x.jsonl:1: a document has no prompt",
+        ),
         (["x.jsonl", "--tokenizer", "sample", "--regenerate", "."], "config.json"),
         (["chat.jsonl", "--tokenizer", "sample"], "no chat template"),
     ],

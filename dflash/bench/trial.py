@@ -17,9 +17,10 @@ from dflash.errors import TrialError
 from dflash.pipeline import Telemetry
 from dflash.pipeline.work import Counts
 from dflash.plugin_manager import PluginManager
-from dflash.training.run import TrainingRun, load_models, training_run
+from dflash.training.models import load_models
+from dflash.training.run import TrainingRun, training_run
 from dflash.training.schedule import EpochPlan, held_out_micro_batches, in_training_order, plan_epoch
-from dflash.training.step import WindowResult
+from dflash.training.step import EvaluationResult, WindowResult
 
 
 @dataclass
@@ -70,8 +71,9 @@ class _Seen:
 def _follow(run: TrainingRun, request: TrialRequest) -> _Seen:
     seen = _Seen()
     for result in run.results:
-        if not isinstance(result, WindowResult):
+        if isinstance(result, EvaluationResult):
             seen.held_out_loss = result.loss
+        if not isinstance(result, WindowResult):
             continue
         seen.results.append(result)
         if result.window == request.warmup - 1:

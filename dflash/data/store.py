@@ -74,6 +74,10 @@ class TokenStore:
         self._chunks = chunks
         self._first_rows = np.cumsum([0, *(len(chunk.names) for chunk in chunks)]).tolist()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the same file."""
+        return TokenStore.open, (self.path,)
+
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
         """Map the store at ``path``; UsageError if it is missing, truncated, corrupt or no store."""

@@ -48,6 +48,9 @@ P = ParamSpec("P")
 class Pipeline(ABC):
     """What all engines share; each of them drives the stages in its own way. Made by ``open_engine``."""
 
+    has_processes = False
+    """Whether a stage that is started apart has a process of its own."""
+
     def __init__(self) -> None:
         self._opened = perf_counter()
         self._caller = Stage(CALLER, "busy")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,14 @@ class Step(Protocol[Result_co]):
     async def __call__(self, output: TargetOutput) -> Result_co | None:
         """Take a target's output; a result where it completes one."""
         ...
+
+    def close(self) -> None:
+        """Finish what is under way beside the work. Raises what went wrong there."""
+        ...
+
+
+Others = tuple[Receiver[Any], list[Sender[Any]]] | None
+"""How a drafter hears the other ones of its process, and speaks to each; None where there are none."""
 
 
 async def feed(work: Iterable[Work], slots: list[Sender[int]], outbox: Sender[Work]) -> None:
@@ -81,17 +89,21 @@ async def run_drafter(
     inbox: Receiver[Shipment],
     reserved: Receiver[int],
     outbox: Sender[Result],
+    others: Others,
     slots: Slots,
-    load_step: Callable[[], Step[Result]],
+    load_step: Callable[[Others], Step[Result]],
 ) -> None:
     """Train in plan order, whatever the order in which the targets finish."""
-    step = load_step()
-    async for shipment in in_order(inbox, key=lambda shipment: shipment.work.turn):
-        with working_on(str(shipment.work)):
-            result = await step(unship(shipment, slots, step.device))
-        await reserved.receive()
-        if result is not None:
-            await outbox.send(result)
+    step = load_step(others)
+    try:
+        async for shipment in in_order(inbox, key=lambda shipment: shipment.work.turn):
+            with working_on(str(shipment.work)):
+                result = await step(unship(shipment, slots, step.device))
+            await reserved.receive()
+            if result is not None:
+                await outbox.send(result)
+    finally:
+        step.close()
 
 
 def ship(output: TargetOutput, slots: Slots) -> Shipment:

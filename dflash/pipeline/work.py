@@ -22,10 +22,6 @@ class Work:
     """One micro-batch to be made. Its id counts from 0 over the whole run, in training order."""
 
     id: int
-    drafter: int
-    """which drafter trains on it"""
-    turn: int
-    """counts that drafter's own work from 0"""
     purpose: Purpose
     """``save`` has no rows: in its turn the first drafter writes what it has become"""
     epoch: int
@@ -38,6 +34,10 @@ class Work:
     """store rows; an empty micro-batch has none"""
     lengths_D: NDArray[np.int64]
     """tokens of each row that are used"""
+    drafter: int = 0
+    """which drafter trains on it"""
+    turn: int = 0
+    """counts that drafter's own work from 0"""
 
     def __str__(self) -> str:
         if self.purpose == "save":

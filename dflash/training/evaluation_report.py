@@ -43,7 +43,10 @@ def _figures(found: Evaluation) -> Iterator[tuple[str, Text]]:
     yield "tau", Text(f"{_length(found.tau)} mean over responses{bounds}")
     yield "", Text(f"{_length(found.pooled_tau)} mean over all {sum(found.histogram):,} verifications")
     if found.teacher_forced_length is not None:
-        yield "teacher-forced", Text(f"{_length(found.teacher_forced_length)} at the anchors of the verifications")
+        yield (
+            "teacher-forced",
+            Text(f"{_length(found.teacher_forced_length)} at the anchors of the verifications"),
+        )
         yield "", Text(f"{_length(found.teacher_forced_everywhere)} at every position of the responses")
     if found.parity is not None:
         equal = f"equal lengths at {found.parity.same:,} of {found.parity.verifications:,} verifications"

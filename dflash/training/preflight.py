@@ -24,7 +24,7 @@ from dflash.errors import UsageError
 from dflash.models.features import FeatureBatch
 from dflash.pipeline.stages import load, read_features
 from dflash.pipeline.work import LoadedBatch, TargetOutput, Work
-from dflash.training.run import Models
+from dflash.training.models import Models
 from dflash.training.schedule import EpochPlan
 from dflash.training.step import DrafterStep
 
@@ -111,7 +111,7 @@ def try_worst(models: Models, store: TokenStore, config: Config, worst: WorstMic
         UsageError: memory does not suffice. Names the micro-batch, what was asked for and the ways out.
     """
     start = perf_counter()
-    target, seed, device = models.targets[0], config.training.seed, torch.device(config.pipeline.device)
+    target, seed, device = models.targets[0], config.training.seed, models.targets[0].device
     like, in_flight = torch.zeros(0, 0), 0
     before = _begin_peak(device)
     for work in worst.works("target"):
@@ -130,7 +130,7 @@ def try_worst(models: Models, store: TokenStore, config: Config, worst: WorstMic
             loaded = load(work, store, config.drafter, seed)
             with _out_of_memory_is_one_line("drafter", loaded, config):
                 held = torch.empty(room, dtype=torch.uint8, device=device)
-                step(_blank_features(loaded, like))
+                step.add(_blank_features(loaded, like))
                 del held
     finally:
         models.drafter.zero_grad(set_to_none=True)

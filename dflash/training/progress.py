@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dflash.data.store import TokenStore
 from dflash.pipeline import Telemetry
-from dflash.training.step import EvaluationResult, WindowResult
+from dflash.training.step import EvaluationResult, SaveResult, WindowResult
 
 _RECENT = 20
 """windows over which the rate is averaged"""
@@ -26,7 +26,9 @@ _SHOWN_SLOTS = (1, 2, 4, 8, 15)
 class Progress:
     """Writes to stderr, so that stdout stays free."""
 
-    def __init__(self, total_windows: int, strategy: str, store: TokenStore, folder: Path) -> None:
+    def __init__(
+        self, total_windows: int, strategy: str, store: TokenStore, folder: Path, first: int = 0
+    ) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._total = total_windows
@@ -36,7 +38,7 @@ class Progress:
         self._printed_at = self._started
         self._first_loss: float | None = None
         self._loss: float | None = None
-        self._done = 0
+        self._done = self._saved = first
         tokens = int(store.lengths.sum())
         self._console.print(
             f"{len(store):,} samples, {tokens:,} tokens, fingerprint {store.fingerprint[:12]}; "
@@ -75,10 +77,18 @@ class Progress:
         slots = _slots(result.accuracy_B)
         self._print(f"window {result.window:5d}  held-out loss {result.loss:.4f}  accuracy {slots}")
 
-    def interrupted(self) -> None:
-        """Ctrl-C."""
+    def saved(self, result: SaveResult) -> None:
+        """A checkpoint is being written."""
+        self._saved = result.window
+
+    def interrupted(self, drafter: Path | None) -> None:
+        """Ctrl-C or SIGTERM. ``drafter`` is where the weights of the last checkpoint are."""
+        if drafter is None:
+            self._print(f"interrupted after {self._done} windows, before the first checkpoint")
+            return
         self._print(
-            f"interrupted after {self._done} windows; their weights are in {self._folder / 'drafter'}"
+            f"interrupted; the weights after {self._saved} windows are in {drafter}; "
+            f"go on with: dflash train --resume {self._folder}"
         )
 
     def finished(self) -> None:

@@ -1,69 +1,29 @@
-"""One run of the pipeline: targets, drafter, stages and channels put together."""
+"""One run of the pipeline: targets, drafters, stages and channels put together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dflash.config import Config
 from dflash.data.sources import target_folder
 from dflash.data.store import TokenStore
-from dflash.models.drafter import Drafter, TargetHead
-from dflash.models.export import read_drafter
-from dflash.models.identity import known_text, perplexity, refuse_untrained
-from dflash.models.initialisation import initialise
+from dflash.models.shape import read_json
 from dflash.models.starting_point import drafter_shape
-from dflash.models.target import Target, load_causal_lm, target_head
-from dflash.pipeline import Telemetry, open_engine
+from dflash.pipeline import Receiver, Sender, Telemetry, open_engine
 from dflash.pipeline.engine import Pipeline
-from dflash.pipeline.stages import feed, prefetch, run_drafter, run_target
+from dflash.pipeline.stages import Others, feed, prefetch, run_drafter, run_target
 from dflash.pipeline.work import Work
-from dflash.training.step import DrafterStep, EvaluationResult, WindowResult
-
-Result = WindowResult | EvaluationResult
-
-
-@dataclass(frozen=True)
-class Models:
-    """Everything with weights: one target for each target worker, and the drafter."""
-
-    targets: list[Target]
-    head: TargetHead
-    drafter: Drafter
-    perplexity: float
-    """of the target on the store's known text"""
-
-
-def load_models(config: Config, store: TokenStore) -> Models:
-    """Load the targets and a drafter: that of ``training.init``, or a fresh one.
-
-    A fresh one's first weights depend on the seed and the target alone.
-
-    Raises:
-        UsageError: the target cannot be loaded, no drafter fits it, its attention does not run on this
-            device, or the target predicts the store's samples no better than a guess.
-    """
-    folder, device = target_folder(config.data), config.pipeline.device
-    shape = drafter_shape(config, folder)
-    # Loading replaces parts of the library's global state, so it is done here and not in the workers.
-    models = [load_causal_lm(folder, config.data.target_dtype) for _ in range(config.pipeline.targets)]
-    if config.training.init is None:
-        drafter = initialise(Drafter(shape), models[0], config.training.seed).to(device)
-    else:
-        drafter = read_drafter(Path(config.training.init), device)
-    drafter.computing_as(config.drafter)
-    models = [model.to(device) for model in models]
-    head = target_head(models[0])
-    # While the layers that no feature needs are still there.
-    found = perplexity(models[0], known_text(store))
-    if not config.data.allow_untrained_target:
-        refuse_untrained(found, shape.vocab_size, folder, store)
-    targets = [Target(model, shape.target_layer_ids, torch.device(device)) for model in models]
-    return Models(targets, head, drafter, found)
+from dflash.training.checkpoint import read_checkpoint
+from dflash.training.group import Alone, ChannelGroup, DistributedGroup, Group
+from dflash.training.models import Staff, Trainee
+from dflash.training.placement import place
+from dflash.training.step import DrafterStep, Result, Saving
 
 
 @dataclass(frozen=True)
@@ -82,44 +42,155 @@ class TrainingRun:
 def training_run(
     config: Config,
     store: TokenStore,
-    models: Models,
+    staff: Staff,
     work: Iterable[Work],
     total_windows: int,
     *,
     diversity: bool = False,
+    saving: Saving | None = None,
+    resume: Path | None = None,
 ) -> Iterator[TrainingRun]:
     """Start the stages over ``work``; leaving the block ends all of them.
 
     Args:
+        staff: where the workers get their models; from this process unless the engine has processes.
         total_windows: length of the learning-rate schedule.
         diversity: whether to measure the gradient diversity of each window.
+        saving: where checkpoints go; None writes none.
+        resume: a checkpoint that the drafters start from.
 
     Raises:
         StageError: from ``results``, when a stage fails; its cause is the first failure.
     """
-    settings = config.pipeline
-    step = DrafterStep(models.drafter, models.head, config, total_windows, diversity=diversity)
+    settings, placement = config.pipeline, place(config.pipeline)
+    ranks = range(settings.drafters)
     with open_engine(
-        settings.engine, on_thread_start=single_thread, stall_after=settings.watchdog_seconds
+        placement.engine,
+        on_thread_start=single_thread,
+        stall_after=settings.watchdog_seconds,
+        preload=modules_of_workers(config),
     ) as pipeline:
-        slots_tx, slots_rx = pipeline.channel("slots", items=settings.depth)
+        reserved = [pipeline.channel(f"slots-{rank}", items=settings.depth) for rank in ranks]
         work_tx, work_rx = pipeline.channel("work", items=2 * settings.prefetch)
         batches_tx, batches_rx = pipeline.channel("batches", items=2 * settings.targets)
-        features_tx, features_rx = pipeline.channel("features", items=settings.depth)
+        features = [pipeline.channel(f"features-{rank}", items=settings.depth) for rank in ranks]
         results_tx, results_rx = pipeline.channel("results", items=8)
+        slots = [pipeline.slots(settings.depth, nbytes=_slot_bytes(config)) for _ in ranks]
+        rendezvous = _Rendezvous(settings.drafters) if pipeline.has_processes else None
+        others = [None] * settings.drafters if rendezvous else _introduce(pipeline, settings.drafters)
 
-        pipeline.start("feed", feed, work, slots_tx, work_tx)
+        pipeline.start("feed", feed, work, [sender for sender, _ in reserved], work_tx)
         seed = config.training.seed
         for number in range(settings.prefetch):
             ends = work_rx.clone(), batches_tx.clone()
             pipeline.start(f"prefetch-{number}", prefetch, *ends, store, config.drafter, seed)
-        for number, target in enumerate(models.targets):
-            ends = batches_rx.clone(), features_tx.clone()
-            pipeline.start(f"target-{number}", run_target, *ends, target)
-        pipeline.start("drafter-0", run_drafter, features_rx, slots_rx, results_tx, step)
-        for end in (work_rx, batches_tx, batches_rx, features_tx):
+        for number in range(settings.targets):
+            outboxes = [sender.clone() for sender, _ in features]
+            load = staff.target_of(number)
+            pipeline.start_apart(f"target-{number}", run_target, batches_rx.clone(), outboxes, slots, load)
+        for rank in ranks:
+            load_step = StepLoader(
+                config=config,
+                rank=rank,
+                load_drafter=staff.drafter_of(rank),
+                port=rendezvous.port if rendezvous else None,
+                total_windows=total_windows,
+                diversity=diversity,
+                saving=saving,
+                resume=resume,
+            )
+            pipeline.start_apart(
+                f"drafter-{rank}",
+                run_drafter,
+                features[rank][1],
+                reserved[rank][1],
+                results_tx.clone(),
+                others[rank],
+                slots[rank],
+                load_step,
+            )
+        for end in (work_rx, batches_tx, batches_rx, results_tx, *(sender for sender, _ in features)):
             end.close()
         yield TrainingRun(pipeline, pipeline.results(results_rx))
+
+
+@dataclass(frozen=True)
+class StepLoader:
+    """What a drafter's worker calls to begin. Plain values, where that worker has a process of its own."""
+
+    config: Config
+    rank: int
+    load_drafter: Callable[[], Trainee]
+    port: int | None
+    total_windows: int
+    diversity: bool
+    saving: Saving | None
+    resume: Path | None
+
+    def __call__(self, others: Others) -> DrafterStep:
+        drafter, head = self.load_drafter()
+        step = DrafterStep(
+            drafter,
+            head,
+            self.config,
+            self.total_windows,
+            diversity=self.diversity,
+            group=self._group(others, head.head_VH.device),
+            saving=self.saving,
+        )
+        if self.resume is not None:
+            step.restore(read_checkpoint(self.resume))
+        return step
+
+    def _group(self, others: Others, device: torch.device) -> Group:
+        size = self.config.pipeline.drafters
+        if size == 1:
+            return Alone()
+        if others is not None:
+            return ChannelGroup(self.rank, size, *others)
+        assert self.port is not None
+        return DistributedGroup(self.rank, size, self.port, device)
+
+
+class _Rendezvous:
+    """A store on this host through which the processes of several drafters find each other."""
+
+    def __init__(self, drafters: int) -> None:
+        self.port: int | None = None
+        if drafters > 1:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            self._store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self.port = self._store.port
+
+
+def _introduce(pipeline: Pipeline, drafters: int) -> list[Others]:
+    """Channels from every drafter to every other one."""
+    if drafters == 1:
+        return [None]
+    ends: list[tuple[Sender[Any], Receiver[Any]]] = [
+        pipeline.channel(f"gradients-{rank}", items=drafters) for rank in range(drafters)
+    ]
+    met: list[Others] = [
+        (inbox, [sender.clone() for other, (sender, _) in enumerate(ends) if other != rank])
+        for rank, (_, inbox) in enumerate(ends)
+    ]
+    for sender, _ in ends:
+        sender.close()
+    return met
+
+
+def _slot_bytes(config: Config) -> int:
+    """The most bytes that the features of one micro-batch can take: real tokens never exceed the budget."""
+    shape = drafter_shape(config, target_folder(config.data))
+    itemsize: int = getattr(torch, config.data.target_dtype).itemsize
+    return config.batching.token_budget * len(shape.target_layer_ids) * shape.hidden_size * itemsize
+
+
+def modules_of_workers(config: Config) -> tuple[str, ...]:
+    """What a worker would otherwise spend its first seconds on."""
+    kind = read_json(target_folder(config.data) / "config.json").get("model_type", "auto")
+    return ("dflash.training.run", f"transformers.models.{kind}.modeling_{kind}")
 
 
 def single_thread() -> None:

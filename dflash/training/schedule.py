@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, pairwise
 
@@ -105,6 +105,7 @@ def in_training_order(
     drafters: int = 1,
     save_after: Iterable[int] = (),
     first: int = 0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Work]:
     """Number the work of a run: its windows, and evaluations and checkpoints where they are asked for.
 
@@ -115,6 +116,7 @@ def in_training_order(
         evaluate_after, save_after: counts of windows, ascending; 0 is before the first. An evaluation comes
             before a checkpoint at the same place, so that a checkpoint has all that came before it.
         first: number of the first window of ``training``; what was due after so many windows is done.
+        stop: asked before every window; True ends the run there with a checkpoint.
     """
     numbers, turns = count(), [count() for _ in range(drafters)]
     evaluations, saves = set(evaluate_after) if held_out else set(), set(save_after)
@@ -136,11 +138,14 @@ def in_training_order(
                 lengths_D=lengths,
             )
 
+    def save(done: int) -> Work:
+        return Work(next(numbers), "save", 0, done, "padded", True, *_NOTHING, turn=next(turns[0]))
+
     def after(done: int) -> Iterator[Work]:
         if done in evaluations:
             yield from numbered("evaluate", done, evaluated)
         if done in saves:
-            yield Work(next(numbers), 0, next(turns[0]), "save", 0, done, "padded", True, *_NOTHING)
+            yield save(done)
 
     # Every drafter has a last micro-batch of an evaluation.
     missing = max(0, drafters - len(held_out))
@@ -148,6 +153,10 @@ def in_training_order(
     if first == 0:
         yield from after(0)
     for number, window in enumerate(training, start=first):
+        if stop():
+            if number not in saves or number == first:
+                yield save(number)
+            return
         yield from numbered("train", number, window)
         yield from after(number + 1)
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from dflash.config import Config
 from dflash.errors import NonFiniteError
 from dflash.models.drafter import Drafter, TargetHead
 from dflash.models.loss import block_loss
-from dflash.pipeline.work import Counts, TargetOutput
+from dflash.pipeline.work import Counts, TargetOutput, Work
+from dflash.training.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    Header,
+    Origin,
+    path_of,
+    prune,
+    write_checkpoint,
+)
 from dflash.training.gradients import GradientDiversity
+from dflash.training.group import Alone, Group
 from dflash.training.micro_batch import LossSums, add_gradient, loss_only
 from dflash.training.optimizer import Optimizer
 
@@ -49,6 +62,26 @@ class EvaluationResult:
     accuracy_B: list[float | None]
 
 
+@dataclass(frozen=True)
+class SaveResult:
+    """A checkpoint of the weights after ``window`` windows is being written to ``path``."""
+
+    window: int
+    path: Path
+
+
+Result = WindowResult | EvaluationResult | SaveResult
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where checkpoints go, and what they say of the run."""
+
+    folder: Path
+    keep: int
+    origin: Origin
+
+
 @dataclass
 class _Sums:
     losses: LossSums
@@ -61,89 +94,206 @@ class _Sums:
         self.bad_rows += output.bad_rows.tolist()
 
 
-class DrafterStep:
-    """Takes target outputs in plan order; gives a result when a window or an evaluation is complete.
+@dataclass(frozen=True)
+class _Record:
+    """What one drafter tells the others of a window or an evaluation. Plain values."""
 
-    ``drafter`` is changed in place; outside the stage read it only when the pipeline has ended.
+    loss: float
+    weight: float
+    hits_B: NDArray[np.int64]
+    labels_B: NDArray[np.int64]
+    counts: Counts
+    bad_rows: list[int]
+    square_norms: float | None
+
+    def __add__(self, other: _Record) -> _Record:
+        norms = (self.square_norms, other.square_norms)
+        return _Record(
+            loss=self.loss + other.loss,
+            weight=self.weight + other.weight,
+            hits_B=self.hits_B + other.hits_B,
+            labels_B=self.labels_B + other.labels_B,
+            counts=self.counts + other.counts,
+            bad_rows=self.bad_rows + other.bad_rows,
+            square_norms=None if None in norms else sum(norm or 0.0 for norm in norms),
+        )
+
+
+class DrafterStep:
+    """One drafter's part: takes target outputs in plan order, sums, and commits together with the others.
+
+    The first drafter gives a result when a window or an evaluation is complete, the others none. ``drafter``
+    is changed in place; outside the stage read it only when the pipeline has ended.
     """
 
     def __init__(
-        self, drafter: Drafter, head: TargetHead, config: Config, total_windows: int, *, diversity: bool
+        self,
+        drafter: Drafter,
+        head: TargetHead,
+        config: Config,
+        total_windows: int,
+        *,
+        diversity: bool,
+        group: Group | None = None,
+        saving: Saving | None = None,
     ) -> None:
         self.drafter = drafter
+        self.device = head.head_VH.device
         self._head = head
         self._loss = block_loss(config.drafter)
         self._budget = config.drafter.anchor_budget
         self._most_bad = config.training.max_bad_samples
         self._bad = 0
-        self._optimizer = Optimizer(drafter.parameters(), config.optimizer, total_windows)
-        self._diversity = GradientDiversity(drafter.parameters()) if diversity else None
+        self._held_out_loss: float | None = None
+        self._epoch = 0
+        self._parameters = dict(drafter.named_parameters())
+        self._optimizer = Optimizer(self._parameters.values(), config.optimizer, total_windows)
+        self._diversity = GradientDiversity(self._parameters.values()) if diversity else None
+        self._group: Group = group or Alone()
+        self._saving = saving
+        self._writer = CheckpointWriter(self._write)
         self._sums = self._empty()
 
-    def __call__(self, output: TargetOutput) -> WindowResult | EvaluationResult | None:
+    async def __call__(self, output: TargetOutput) -> Result | None:
         """Raises NonFiniteError for a non-finite loss, gradient or weight, or too many bad samples."""
         work = output.work
-        self._count_bad(output)
+        if work.purpose == "save":
+            return self._save(work.window)
+        self.add(output)
+        if not work.closes:
+            return None
+        sums, self._sums = self._sums, self._empty()
+        if work.purpose == "evaluate":
+            return await self._evaluated(sums, work)
+        return await self._committed(sums, work)
+
+    def add(self, output: TargetOutput) -> None:
+        """Add a micro-batch's gradient and sums; an evaluation's have no gradient."""
+        work = output.work
         sums_of = loss_only if work.purpose == "evaluate" else add_gradient
         features, budget = output.features, self._budget
         losses = sums_of(self.drafter, self._head, features, loss=self._loss, anchor_budget=budget)
         if work.purpose == "train" and self._diversity and len(work.rows_D):
             self._diversity.after_micro_batch()
         self._sums.add(losses, output)
-        if not work.closes:
-            return None
-        sums, self._sums = self._sums, self._empty()
-        return self._evaluated(sums, output) if work.purpose == "evaluate" else self._committed(sums, output)
+        self._refuse_bad(self._bad + len(self._sums.bad_rows), self._sums.bad_rows)
 
-    def _committed(self, sums: _Sums, output: TargetOutput) -> WindowResult:
-        loss = _mean_loss(sums.losses)
-        diversity = self._diversity.finish_window() if self._diversity else None
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of a drafter of the same shape."""
+        header, tensors = checkpoint.header, checkpoint.tensors
+        weights = _with_prefix(tensors, "drafter.")
+        self.drafter.load_state_dict(weights)
+        self._optimizer.restore(self._parameters, _with_prefix(tensors, "optimizer."), header.windows)
+        self._bad, self._held_out_loss = header.bad_samples, header.held_out_loss
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written. Raises what writing it raised."""
+        self._writer.join()
+
+    async def _committed(self, sums: _Sums, work: Work) -> WindowResult | None:
+        norms = self._diversity.finish_window() if self._diversity else None
+        gradients = list(self._parameters.values())
+        record = await self._all(gradients, sums, norms)
+        loss = _mean_loss(record)
+        diversity = None if self._diversity is None else self._diversity.diversity(record.square_norms or 0.0)
         learning_rate = self._optimizer.learning_rate
-        weight = sums.losses.weight.item()
-        norm = self._optimizer.commit(weight)
+        self._writer.join()
+        norm = self._optimizer.commit(record.weight)
+        self._epoch = work.epoch
+        if self._group.rank:
+            return None
         return WindowResult(
-            window=output.work.window,
-            epoch=output.work.epoch,
+            window=work.window,
+            epoch=work.epoch,
             loss=loss,
-            weight=weight,
-            accuracy_B=_accuracy(sums.losses),
+            weight=record.weight,
+            accuracy_B=_accuracy(record),
             gradient_norm=norm,
             learning_rate=learning_rate,
             gradient_diversity=diversity,
-            counts=sums.counts,
-            bad_rows=sums.bad_rows,
+            counts=record.counts,
+            bad_rows=record.bad_rows,
             committed_at=perf_counter(),
         )
 
-    def _evaluated(self, sums: _Sums, output: TargetOutput) -> EvaluationResult:
-        return EvaluationResult(output.work.window, _mean_loss(sums.losses), _accuracy(sums.losses))
+    async def _evaluated(self, sums: _Sums, work: Work) -> EvaluationResult | None:
+        record = await self._all([], sums, None)
+        self._held_out_loss = _mean_loss(record)
+        if self._group.rank:
+            return None
+        return EvaluationResult(work.window, self._held_out_loss, _accuracy(record))
 
-    def _count_bad(self, output: TargetOutput) -> None:
-        self._bad += len(output.bad_rows)
-        if self._bad > self._most_bad:
+    async def _all(self, parameters: list[nn.Parameter], sums: _Sums, norms: float | None) -> _Record:
+        """The sums over all drafters, in rank order; their gradients are summed in ``.grad``."""
+        losses = sums.losses
+        mine = _Record(
+            loss=losses.loss.item(),
+            weight=losses.weight.item(),
+            hits_B=losses.hits_B.cpu().numpy(),
+            labels_B=losses.labels_B,
+            counts=sums.counts,
+            bad_rows=sums.bad_rows,
+            square_norms=norms,
+        )
+        first, *others = await self._group.reduce(parameters, mine)
+        record = sum(others, start=first)
+        self._bad += len(record.bad_rows)
+        self._refuse_bad(self._bad, record.bad_rows)
+        return record
+
+    def _refuse_bad(self, count: int, rows: list[int]) -> None:
+        if count > self._most_bad:
             raise NonFiniteError(
-                f"the target's features of {self._bad} samples are not finite, the last of them store row "
-                f"{output.bad_rows[-1]}; training.max_bad_samples allows {self._most_bad}"
+                f"the target's features of {count} samples are not finite, the last of them store row "
+                f"{rows[-1]}; training.max_bad_samples allows {self._most_bad}"
             )
 
+    def _save(self, windows: int) -> SaveResult | None:
+        if self._saving is None:
+            return None
+        header = Header(
+            windows=windows,
+            epoch=self._epoch,
+            bad_samples=self._bad,
+            held_out_loss=self._held_out_loss,
+            drafters=self._group.size,
+            origin=self._saving.origin,
+        )
+        weights = {f"drafter.{name}": weight for name, weight in self._parameters.items()}
+        moments = self._optimizer.state(self._parameters)
+        path = path_of(self._saving.folder, windows)
+        self._writer.write(
+            path, header, weights | {f"optimizer.{name}": one for name, one in moments.items()}
+        )
+        return SaveResult(windows, path)
+
+    def _write(self, path: Path, checkpoint: Checkpoint) -> None:
+        assert self._saving is not None
+        write_checkpoint(path, checkpoint)
+        prune(self._saving.folder, self._saving.keep)
+
     def _empty(self) -> _Sums:
-        return _Sums(LossSums.zero(self.drafter.shape.block_size, self._head.head_VH.device))
+        return _Sums(LossSums.zero(self.drafter.shape.block_size, self.device))
 
 
-def _mean_loss(sums: LossSums) -> float | None:
-    weight = sums.weight.item()
-    if not weight:
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
+
+def _mean_loss(record: _Record) -> float | None:
+    if not record.weight:
         return None
-    loss = sums.loss.item() / weight
+    loss = record.loss / record.weight
     if not math.isfinite(loss):
         raise NonFiniteError(f"the loss is {loss}")
     return loss
 
 
-def _accuracy(sums: LossSums) -> list[float | None]:
-    hits = sums.hits_B.cpu().numpy()
-    counted = np.maximum(sums.labels_B, 1)
+def _accuracy(record: _Record) -> list[float | None]:
+    counted = np.maximum(record.labels_B, 1)
     return [
         hit / of if labels else None
-        for hit, of, labels in zip(hits.tolist(), counted.tolist(), sums.labels_B.tolist(), strict=True)
+        for hit, of, labels in zip(
+            record.hits_B.tolist(), counted.tolist(), record.labels_B.tolist(), strict=True
+        )
     ]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
-from chat_templates import CHATML, COUNTING, END, MARKED, PLAIN, STRICT, THINKING, TRIMMING, save_chat_tokenizer
+from chat_templates import (
+    CHATML,
+    COUNTING,
+    END,
+    MARKED,
+    PLAIN,
+    STRICT,
+    THINKING,
+    TRIMMING,
+    save_chat_tokenizer,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,7 +187,9 @@ def driven(tokenizers):
 
 
 def test_each_answer_follows_the_history_that_was_made(driven):
-    first = "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
+    first = (
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
+    )
     between = "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
     asked, sample, cut = driven("chatml", TWO_TURNS, ["New.<|im_end|>", "Newer<|im_end|>"])
     assert asked == [first, first + "New.<|im_end|>" + between]

@@ -20,7 +20,11 @@ CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"
         ({"messages": CHAT, "text": "t"}, Fields(text="text"), Text("t")),
         ({"prompt": "p", "text": "t"}, Fields(), Text("t")),
         ({"prompt": "p", "text": "t"}, Fields(prompts_suffice=True), Pair("p")),
-        ({"instruction": "p", "output": "r"}, Fields(prompt="instruction", response="output"), Pair("p", "r")),
+        (
+            {"instruction": "p", "output": "r"},
+            Fields(prompt="instruction", response="output"),
+            Pair("p", "r"),
+        ),
         ({"prompt": "p", "completion": "r"}, Fields(response="completion"), Pair("p", "r")),
         ({"prompt": "p", "response": ""}, Fields(), Pair("p")),
         ({"prompt": "p", "response": None}, Fields(), Pair("p")),
@@ -73,7 +77,11 @@ def test_a_bad_record_says_why(record, problem):
 
 @pytest.mark.parametrize("name", ["messages", "prompt", "text"])
 def test_a_later_record_without_the_field(name):
-    first = {"messages": {"messages": CHAT}, "prompt": {"prompt": "p", "response": "r"}, "text": {"text": "t"}}
+    first = {
+        "messages": {"messages": CHAT},
+        "prompt": {"prompt": "p", "response": "r"},
+        "text": {"text": "t"},
+    }
     content = choose_reading(first[name], Fields(), "file:1").content({"other": 1})
     assert isinstance(content, Bad)
     assert f"no field {name!r}; there are other" in content.problem

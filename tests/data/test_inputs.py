@@ -129,7 +129,8 @@ def test_lines_are_counted_as_an_editor_counts_them(tmp_path):
     """Blank lines and a byte order mark are no rows, odd line separators do not end a line."""
     file = tmp_path / "x.jsonl"
     file.write_bytes(
-        b"\xef\xbb\xbf" + '{"text": "a"}\r\n\n{"text": "b\u2028\u0085c", "n": NaN}\n   \n{"text": "d"}'.encode()
+        b"\xef\xbb\xbf"
+        + '{"text": "a"}\r\n\n{"text": "b\u2028\u0085c", "n": NaN}\n   \n{"text": "d"}'.encode()
     )
     found = rows(file)
     assert [row.name for row in found] == ["x.jsonl:1", "x.jsonl:3", "x.jsonl:5"]
@@ -231,4 +232,6 @@ def test_a_shard_that_ends_early(tmp_path):
 
 def test_columns_of_another_type(tmp_path):
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "x.parquet")
-    assert {row.content.problem for row in rows(tmp_path / "x.parquet")} == {"its 'text' is a number, not text"}
+    assert {row.content.problem for row in rows(tmp_path / "x.parquet")} == {
+        "its 'text' is a number, not text"
+    }

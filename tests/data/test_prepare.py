@@ -71,7 +71,9 @@ def test_every_row_is_a_sample_or_in_the_ledger(tmp_path_factory, records, rules
     assert metadata["supervised_tokens"] == sum(int(store.loss_mask(r).sum()) for r in range(len(store)))
     assert sum(metadata["left_out"].values()) == len(dropped)
     assert metadata["left_out"].get("bad_row", 0) == sum(not record["text"] for record in records)
-    assert metadata["left_out"].get("mask_token", 0) == sum("<|mask|>" in record["text"] for record in records)
+    assert metadata["left_out"].get("mask_token", 0) == sum(
+        "<|mask|>" in record["text"] for record in records
+    )
     cut = [entry for entry in ledger if "cut" in entry]
     expected = sum(record["text"].startswith("word") for record in records) if rules.max_tokens else 0
     assert sum(metadata["cut"].values()) == len(cut) == expected

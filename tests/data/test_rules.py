@@ -63,7 +63,9 @@ def held_out(rules, ids, mask, in_store=None):
 def test_equal_prompts_are_on_one_side_whatever_follows():
     rules, sides = Rules(held_out=0.5), []
     for prompt in range(60):
-        found = {held_out(rules, [prompt, 5, *answer], [0, 0] + [1] * len(answer)) for answer in ([1, 2], [3] * 9)}
+        found = {
+            held_out(rules, [prompt, 5, *answer], [0, 0] + [1] * len(answer)) for answer in ([1, 2], [3] * 9)
+        }
         assert len(found) == 1
         sides += found
     assert 15 < sum(sides) < 45  # 30 is expected; beyond these bounds once in 10,000 salts

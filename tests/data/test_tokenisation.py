@@ -98,7 +98,9 @@ def test_what_a_response_is_made_from(tokenizer):
     assert prompt_of(tokenizer, content, prompt_tokens=3) == [5, 6, 7]
     assert prompt_of(tokenizer, content, prompt_tokens=4) == [5, 6, 7, 8]
     assert prompt_of(tokenizer, content, prompt_tokens=5) is None
-    assert prompt_of(tokenizer, Text("def f(x): return x"), prompt_tokens=2) == encode("def f(x): return x")[:2]
+    assert (
+        prompt_of(tokenizer, Text("def f(x): return x"), prompt_tokens=2) == encode("def f(x): return x")[:2]
+    )
     assert prompt_of(tokenizer, Pair("def f")) == encode("def f")
     assert "--prompt-tokens" in prompt_of(tokenizer, Text("x"))
     assert "--prompt-tokens" in prompt_of(tokenizer, store_row([5, 6], [1, 1]))

@@ -38,7 +38,8 @@ def test_results_come_in_order_and_chunks_are_taken_as_needed(processes):
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
-    ("job", "message"), [(Square(refused=(3, 7)), "3 is refused"), (Square(refuses_to_open=True), "cannot be opened")]
+    ("job", "message"),
+    [(Square(refused=(3, 7)), "3 is refused"), (Square(refuses_to_open=True), "cannot be opened")],
 )
 def test_the_first_failure_in_order_is_raised(processes, job, message):
     found = []

@@ -77,7 +77,13 @@ def test_recommendations_of_the_model_change_nothing(small_target, tmp_path, con
     """Servers' penalties and cut-offs are not the distribution that speculative decoding reproduces."""
     folder = tmp_path / "copy"
     shutil.copytree(small_target, folder)
-    recommended = {"do_sample": True, "temperature": 2.0, "top_k": 2, "repetition_penalty": 5.0, "eos_token_id": [3, 4]}
+    recommended = {
+        "do_sample": True,
+        "temperature": 2.0,
+        "top_k": 2,
+        "repetition_penalty": 5.0,
+        "eos_token_id": [3, 4],
+    }
     (folder / "generation_config.json").write_text(
         json.dumps({**recommended, "min_new_tokens": 9, "no_repeat_ngram_size": 1, "max_length": 15})
     )

@@ -12,8 +12,9 @@ from dflash.errors import UsageError
 from dflash.pipeline.stages import load
 from dflash.pipeline.work import Work
 from dflash.plugin_manager import PluginManager
+from dflash.training.models import load_models
 from dflash.training.preflight import WorstMicroBatches, try_worst
-from dflash.training.run import load_models, training_run
+from dflash.training.run import training_run
 from dflash.training.schedule import held_out_micro_batches, in_training_order, plan_epoch
 from dflash.training.step import WindowResult
 from dflash.training.trainer import train_drafter

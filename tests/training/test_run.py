@@ -14,7 +14,8 @@ from dflash.errors import ExitCode, StageError
 from dflash.pipeline.stages import load
 from dflash.pipeline.work import Work
 from dflash.plugin_manager import PluginManager
-from dflash.training.run import load_models, training_run
+from dflash.training.models import load_models
+from dflash.training.run import training_run
 from dflash.training.schedule import Window, held_out_micro_batches, in_training_order, plan_epoch
 from dflash.training.step import WindowResult
 

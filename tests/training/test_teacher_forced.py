@@ -22,7 +22,8 @@ from dflash.models.loss import block_loss
 from dflash.models.sampling import Greedy
 from dflash.models.target import Target, load_causal_lm, target_head
 from dflash.training.micro_batch import accepted_lengths
-from dflash.training.run import load_models, training_run
+from dflash.training.models import load_models
+from dflash.training.run import training_run
 from dflash.training.schedule import Window, in_training_order
 from dflash.training.teacher_forced import Parity, parity, teacher_forced
 

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -60,16 +60,19 @@ class _Worker:
 class ProcessPipeline(ThreadPipeline):
     """See ``open_engine`` for the arguments; ``on_thread_start`` is the first call in every worker too."""
 
+    has_processes = True
+
     def __init__(
         self,
         on_thread_start: Callable[[], None] | None = None,
         *,
         grace: float = 10.0,
         stall_after: float = 600.0,
+        preload: Sequence[str] = (),
     ) -> None:
         super().__init__(on_thread_start, grace=grace, stall_after=stall_after)
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
+        self._context.set_forkserver_preload([*PRELOADED, *preload])
         self._workers: list[_Worker] = []
         self._news, self._tell = self._context.Pipe(duplex=False)
         self._monitor = threading.Thread(target=self._watch_over_workers, name="dflash-monitor", daemon=True)
