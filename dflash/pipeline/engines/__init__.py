@@ -26,7 +26,7 @@ def open_engine(
     interrupt the stages get ``grace`` seconds to end; a stage that is silent for ``stall_after`` seconds is a
     failure. Both are for ``thread`` and ``process``: ``inline`` runs stages in the caller's thread, and
     leaves nothing behind. ``process`` gives the stages of ``Pipeline.start_apart`` a process each,
-    in which the modules of ``preload`` are loaded already if the first such engine of this process named them.
+    in which the modules of ``preload`` are loaded already, if the first such engine here named them.
 
     Raises ``UsageError`` for an unknown engine.
     """
