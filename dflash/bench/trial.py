@@ -52,7 +52,7 @@ def measure_trial(request: TrialRequest) -> Measurement:
     work = in_training_order(
         (epoch.window(window) for window in order), held_out_micro_batches(store, config), [total]
     )
-    models = load_models(config)
+    models = load_models(config, store)
     before = read_load()
     with training_run(config, store, models, work, total, diversity=True) as run:
         seen = _follow(run, request)
