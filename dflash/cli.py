@@ -8,6 +8,9 @@ import click
 
 import dflash
 from dflash.command_line import run_command
+from dflash.commands.evaluate import evaluate
+from dflash.commands.export import export
+from dflash.commands.prepare import prepare
 from dflash.commands.train import train
 
 
@@ -21,7 +24,7 @@ def cli() -> None:
     """
 
 
-for command in (train,):
+for command in (prepare, train, evaluate, export):
     cli.add_command(command)
 
 

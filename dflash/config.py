@@ -18,6 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+AttentionName = Literal["auto", "reference", "sdpa", "flex", "grouped"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +32,10 @@ class DataSettings(Section, frozen=True, kw_only=True):
     """a token store, or 'sample' for the corpus made from Python's standard library"""
     target: str = "sample"
     """folder of the target, a causal LM of transformers, or 'sample' for the shipped one"""
+    target_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """in which the target runs, and in which its features travel"""
+    allow_untrained_target: bool = False
+    """for tests of speed: admits a target that predicts the store no better than a guess"""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """what happens to samples longer than the token budget; whatever it is, they are listed"""
     held_out_samples: NotNegative = 128
@@ -64,10 +69,18 @@ class DrafterSettings(Section, frozen=True, kw_only=True):
     """most anchors of one sample; the paper has 512"""
     anchor_stride: Count = 16
     """one anchor for so many valid positions, up to the most; the paper has 1"""
+    loss: Literal["cross_entropy"] = "cross_entropy"
+    """what the drafter is trained for"""
     gamma: Positive = 7.0
     """decay of the label weights; 7, 5, 4 for blocks of 16, 10, 8"""
     anchor_budget: Count = 4096
     """most block tokens that run through the drafter at once"""
+    attention: AttentionName = "auto"
+    """how blocks attend to context; 'auto' is flex on CUDA and grouped, the fast path of CPUs, elsewhere"""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """of matrix products; weights and their gradients are fp32 always"""
+    gradient_checkpointing: bool = False
+    """keep the inputs of layers only and compute them again going backward: less memory, a third more time"""
 
 
 class OptimizerSettings(Section, frozen=True, kw_only=True):
@@ -106,6 +119,8 @@ class TrainingSettings(Section, frozen=True, kw_only=True):
     """windows between two evaluations of the held-out samples"""
     max_bad_samples: NotNegative = 8
     """samples with non-finite features that are left out before the run fails"""
+    init: str | None = None
+    """folder of a drafter to start from; None: start as the target's last layers"""
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -144,6 +159,13 @@ def load_config(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Co
     for override in overrides:
         config = _override(config, override)
     return config
+
+
+def given_settings(path: Path | None, overrides: tuple[str, ...]) -> frozenset[str]:
+    """Which settings a file and overrides that :func:`load_config` accepts name, as ``section.key``."""
+    values = tomllib.loads(path.read_text()) if path is not None else {}
+    in_file = {f"{section}.{key}" for section, keys in values.items() for key in keys}
+    return frozenset(in_file | {override.partition("=")[0].strip() for override in overrides})
 
 
 def dump_config(config: Config) -> str:

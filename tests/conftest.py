@@ -69,6 +69,7 @@ def small_config(small_target, small_store):
         (
             f"data.store={small_store}",
             f"data.target={small_target}",
+            "data.allow_untrained_target=true",
             "data.held_out_samples=20",
             "batching.token_budget=400",
             "batching.strategy=random",

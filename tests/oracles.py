@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb, repeat_kv
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, repeat_kv
 
 from dflash.models.anchors import AnchorSlots, build_slots
 from dflash.models.drafter import Drafter, TargetHead
 from dflash.models.features import FeatureBatch
+from dflash.models.loss import CrossEntropy
+from dflash.models.position_weights import ExponentialDecay
 from dflash.models.shape import DrafterShape
+
+GAMMA = 3.0
+LOSS = CrossEntropy(ExponentialDecay(GAMMA))
 
 SMALL_SIZES = {
     "vocab_size": 97,
@@ -80,7 +88,6 @@ def random_documents(
         masks,
         [np.array(found, dtype=np.int64) for found in anchors],
         block_size=shape.block_size,
-        gamma=3.0,
     )
     width = len(shape.target_layer_ids) * shape.hidden_size
     return FeatureBatch(
@@ -89,6 +96,59 @@ def random_documents(
         rows_D=np.arange(100, 100 + len(lengths)),
         slots=slots,
     )
+
+
+@dataclass(frozen=True)
+class BlockCase:
+    """Where blocks stand, and the sizes of an attention over them."""
+
+    lengths: list[int]
+    anchors: list[list[int]]
+    block: int
+    heads: int
+    kv_heads: int
+    size: int
+
+    @property
+    def document_N(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.anchors)), [len(found) for found in self.anchors])
+
+    @property
+    def position_N(self) -> NDArray[np.int64]:
+        return np.array([position for found in self.anchors for position in found], dtype=np.int64)
+
+    @property
+    def offsets_D(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+
+def attention_inputs(case: BlockCase, seed: int = 0) -> list[Tensor]:
+    """Queries, context keys and values, and the blocks' own, in fp64."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks, context = (len(case.document_N), case.block), (sum(case.lengths),)
+    shapes = [
+        (*blocks, case.heads, case.size),
+        *[(*context, case.kv_heads, case.size)] * 2,
+        *[(*blocks, case.kv_heads, case.size)] * 2,
+    ]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def slow_attention(
+    case: BlockCase, q: Tensor, past_key: Tensor, past_value: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """[N, B, H, D], one position and head at a time, from lists of what each one sees."""
+    out = torch.zeros_like(q)
+    for n, (document, anchor) in enumerate(zip(case.document_N, case.position_N, strict=True)):
+        context = range(case.offsets_D[document], case.offsets_D[document] + anchor)
+        for h in range(case.heads):
+            g = h * case.kv_heads // case.heads
+            keys = torch.stack([*(past_key[t, g] for t in context), *key[n, :, g]])
+            values = torch.stack([*(past_value[t, g] for t in context), *value[n, :, g]])
+            for b in range(case.block):
+                weight = torch.stack([(q[n, b, h] @ k / math.sqrt(case.size)).exp() for k in keys])
+                out[n, b, h] = weight @ values / weight.sum()
+    return out
 
 
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -103,16 +163,10 @@ def dense_hidden(drafter: Drafter, head: TargetHead, features_SF: Tensor, slots:
     shape, state = drafter.shape, dict(drafter.named_parameters())
     blocks, block, context = len(slots), shape.block_size, len(features_SF)
     positions_NB = torch.from_numpy(slots.position_N)[:, None] + torch.arange(block)
-    rotary = Qwen3RotaryEmbedding(
-        Qwen3Config(
-            hidden_size=shape.hidden_size,
-            num_attention_heads=shape.heads,
-            head_dim=shape.head_dim,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        )
-    ).double()
     position_KV = torch.cat([torch.arange(context), positions_NB.flatten()])
-    frequencies = position_KV[:, None].double() * rotary.inv_freq.double()
+    # In fp64: transformers' own are rounded to fp32, which test_layers.py compares.
+    inverse = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
+    frequencies = position_KV[:, None] * inverse
     angle = torch.cat([frequencies, frequencies], -1)[None]
     cos, sin = angle.cos(), angle.sin()
 
@@ -158,13 +212,7 @@ def dense_hidden(drafter: Drafter, head: TargetHead, features_SF: Tensor, slots:
 def document_slots(batch: FeatureBatch, document: int) -> AnchorSlots:
     slots = batch.slots
     mine = slots.document_N == document
-    return AnchorSlots(
-        slots.document_N[mine],
-        slots.position_N[mine],
-        slots.token_N[mine],
-        slots.label_NB[mine],
-        slots.weight_NB[mine],
-    )
+    return slots.take(mine)
 
 
 def dense_loss(drafter: Drafter, head: TargetHead, batch: FeatureBatch) -> tuple[Tensor, float]:
@@ -177,6 +225,7 @@ def dense_loss(drafter: Drafter, head: TargetHead, batch: FeatureBatch) -> tuple
         features = batch.features_TF[batch.offsets_D[document] : batch.offsets_D[document + 1]]
         logits = dense_hidden(drafter, head, features, slots) @ head.head_VH.T
         picked = logits.log_softmax(-1).gather(-1, torch.from_numpy(slots.label_NB)[..., None])[..., 0]
-        total = total - (picked * torch.from_numpy(slots.weight_NB)).sum()
-        weight += float(slots.weight_NB.sum(dtype=np.float64))
+        weight_NB = slots.labelled_NB * np.exp((1 - np.arange(slots.label_NB.shape[1])) / GAMMA)
+        total = total - (picked * torch.from_numpy(weight_NB)).sum()
+        weight += float(weight_NB.sum())
     return total, weight

@@ -47,7 +47,7 @@ def measure_trial(request: TrialRequest) -> Measurement:
     epoch = plan_epoch(worsened(arm.strategy, request.inject), arm.name, store, config, epoch=0)
     windows = [epoch.window(window) for window in _order(epoch, request)]
     work = in_training_order(windows, held_out_micro_batches(store, config), [len(windows)])
-    models = load_models(config)
+    models = load_models(config, store)
     load = machine.read_load().load
     with (
         slowed(request.inject),

@@ -11,12 +11,14 @@ import click
 @click.command()
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with the settings.")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change one setting.")
+@click.option("--init", type=click.Path(path_type=Path), help="Start from the drafter in this folder.")
 @click.option("--windows", type=click.IntRange(1), help="Stop after so many windows.")
 @click.option("--out", type=click.Path(path_type=Path), help="New folder of the run.  [default: runs/TIME]")
 @click.option("--print-config", is_flag=True, help="Print the settings as TOML and stop.")
 def train(
     config_file: Path | None,
     overrides: tuple[str, ...],
+    init: Path | None,
     windows: int | None,
     out: Path | None,
     print_config: bool,
@@ -31,12 +33,17 @@ def train(
     \b
     dflash train --windows 20
     dflash train --config run.toml --set batching.strategy=random --set training.seed=1 --out runs/random-1
+    dflash train --init runs/random-1/drafter --set optimizer.learning_rate=1e-3
     """
-    from dflash.config import dump_config, load_config
+    from dflash.config import dump_config, given_settings, load_config
+    from dflash.models.starting_point import inherit_settings
 
+    if init is not None:
+        overrides = (*overrides, f"training.init={init}")
     if windows is not None:
         overrides = (*overrides, f"training.windows={windows}")
     config = load_config(config_file, overrides)
+    config = inherit_settings(config, given_settings(config_file, overrides))
     if print_config:
         click.echo(dump_config(config), nl=False)
         return 0

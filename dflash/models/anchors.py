@@ -1,4 +1,4 @@
-"""Anchors: which positions of a sample a block is trained from, with the labels and weights of its slots.
+"""Anchors: which positions of a sample a block is trained from, with the labels of its slots.
 
 Everything here is numpy and happens on the feed's side of the pipeline. A sample's anchors depend on
 (seed, epoch, store row) and its own loss mask alone: not on batch mates, layout, worker or world size.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dflash.models.labels import block_labels
 
 Int64 = NDArray[np.int64]
 
@@ -49,17 +51,6 @@ def choose_anchors(
     return np.sort(valid[smallest])
 
 
-def decay_weights(block_size: int, gamma: float) -> NDArray[np.float32]:
-    """float32[B]: weight ``exp(-(k - 1) / gamma)`` of slot k, and 0 for slot 0, the clean anchor token.
-
-    Source: DFlash paper (arXiv 2602.06036), position-decay loss; gamma 7 for blocks of 16.
-    """
-    slot = np.arange(block_size)
-    weights = np.exp(-(slot - 1) / gamma)
-    weights[0] = 0.0
-    return weights.astype(np.float32)
-
-
 @dataclass(frozen=True)
 class AnchorSlots:
     """The blocks of one micro-batch, flattened over its documents and never padded per row.
@@ -74,12 +65,22 @@ class AnchorSlots:
     token_N: Int64
     """the clean token at the anchor"""
     label_NB: Int64
-    """token at anchor + k; 0 where there is none"""
-    weight_NB: NDArray[np.float32]
-    """decay weight where the label exists and is supervised, else 0"""
+    """the token that slot k is to predict; 0 where there is none"""
+    labelled_NB: NDArray[np.bool_]
+    """whether slot k has a label: one that exists, is supervised and is not the anchor itself"""
 
     def __len__(self) -> int:
         return len(self.document_N)
+
+    def take(self, which: slice | NDArray[np.bool_]) -> AnchorSlots:
+        """Some of the blocks, in their order."""
+        return AnchorSlots(
+            self.document_N[which],
+            self.position_N[which],
+            self.token_N[which],
+            self.label_NB[which],
+            self.labelled_NB[which],
+        )
 
 
 def build_slots(
@@ -88,9 +89,8 @@ def build_slots(
     anchors: Sequence[Int64],
     *,
     block_size: int,
-    gamma: float,
 ) -> AnchorSlots:
-    """Flatten the anchors of a micro-batch's documents into slots with labels and weights.
+    """Flatten the anchors of a micro-batch's documents into slots with labels.
 
     Args:
         input_ids: per document its own tokens, without padding.
@@ -103,18 +103,10 @@ def build_slots(
     if not len(document_N):
         none = np.zeros(0, dtype=np.int64)
         empty = np.zeros((0, block_size), dtype=np.int64)
-        return AnchorSlots(none, none, none, empty, empty.astype(np.float32))
+        return AnchorSlots(none, none, none, empty, empty.astype(bool))
     position_N = np.concatenate(anchors).astype(np.int64)
     tokens_T = np.concatenate(input_ids).astype(np.int64)
     mask_T = np.concatenate(loss_masks) != 0
-    within_NB = position_N[:, None] + np.arange(block_size)
-    exists_NB = within_NB < lengths[document_N][:, None]
-    flat_NB = np.where(exists_NB, starts[document_N][:, None] + within_NB, 0)
-    supervised_NB = exists_NB & mask_T[flat_NB]
-    return AnchorSlots(
-        document_N=document_N,
-        position_N=position_N,
-        token_N=tokens_T[starts[document_N] + position_N],
-        label_NB=np.where(exists_NB, tokens_T[flat_NB], 0),
-        weight_NB=np.where(supervised_NB, decay_weights(block_size, gamma), np.float32(0.0)),
-    )
+    start_N, end_N = starts[document_N], starts[document_N + 1]
+    label_NB, labelled_NB = block_labels(tokens_T, mask_T, start_N, end_N, position_N, block_size)
+    return AnchorSlots(document_N, position_N, tokens_T[start_N + position_N], label_NB, labelled_NB)

@@ -7,16 +7,20 @@ Source: arXiv 2602.06036, sections 3 and 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from dflash.models.attention import BlockGroups, block_attention
+from dflash.config import AttentionName, DrafterSettings
+from dflash.models.attention import BlockAttention, backend_for, prepare_attention
+from dflash.models.layers import Linear, RMSNorm, rope, rotate
 from dflash.models.shape import DrafterShape
 
 
@@ -63,30 +67,31 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = shape.head_dim
         width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+        self.q_proj = Linear(shape.hidden_size, width)
+        self.k_proj = Linear(shape.hidden_size, kv_width)
+        self.v_proj = Linear(shape.hidden_size, kv_width)
+        self.o_proj = Linear(width, shape.hidden_size)
+        self.q_norm = RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
 
-    def key_value(self, x_xH: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def key_value(self, x_xH: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (normed and rotated) and values [..., G, D] of hidden states [..., H]."""
         split = (*x_xH.shape[:-1], -1, self.head_dim)
-        key = rotate(self.k_norm(self.k_proj(x_xH).view(split)), rope)
-        return key, self.v_proj(x_xH).view(split)
+        value = self.v_proj(x_xH).view(split)
+        key = rotate(self.k_norm(self.k_proj(x_xH).view(split)), turn)
+        return key.to(value.dtype), value
 
     def forward(
         self,
         x_NBH: Tensor,
         context: tuple[Tensor, Tensor],
-        rope: tuple[Tensor, Tensor],
-        partition: BlockGroups,
+        turn: tuple[Tensor, Tensor],
+        attend: BlockAttention,
     ) -> Tensor:
         split = (*x_NBH.shape[:-1], -1, self.head_dim)
-        query = rotate(self.q_norm(self.q_proj(x_NBH).view(split)), rope)
-        key, value = self.key_value(x_NBH, rope)
-        out: Tensor = self.o_proj(block_attention(query, *context, key, value, partition).flatten(-2))
+        key, value = self.key_value(x_NBH, turn)
+        query = rotate(self.q_norm(self.q_proj(x_NBH).view(split)), turn).to(value.dtype)
+        out: Tensor = self.o_proj(attend(query, *context, key, value).flatten(-2))
         return out
 
 
@@ -95,9 +100,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = Linear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -109,86 +114,115 @@ class Layer(nn.Module):
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.input_layernorm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.mlp = FeedForward(shape)
 
     def forward(
         self,
         x_NBH: Tensor,
         context: tuple[Tensor, Tensor],
-        rope: tuple[Tensor, Tensor],
-        partition: BlockGroups,
+        turn: tuple[Tensor, Tensor],
+        attend: BlockAttention,
     ) -> Tensor:
-        x_NBH = x_NBH + self.self_attn(self.input_layernorm(x_NBH), context, rope, partition)
+        x_NBH = x_NBH + self.self_attn(self.input_layernorm(x_NBH), context, turn, attend)
         out: Tensor = x_NBH + self.mlp(self.post_attention_layernorm(x_NBH))
         return out
 
 
 class Drafter(nn.Module):
-    """The trained model. Use :meth:`encode` once per micro-batch and :meth:`draft` per chunk of blocks."""
+    """The trained model. Use :meth:`encode` once per micro-batch and :meth:`draft` per chunk of blocks.
+
+    Weights and gradients keep their own dtype, fp32 in training, whatever the products are computed in;
+    norms, rotary angles, softmax and the residual stream are fp32 or better.
+    """
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
         self.shape = shape
+        self._attention: AttentionName = "auto"
+        self._checkpointing = False
         features = len(shape.target_layer_ids) * shape.hidden_size
-        self.fc = nn.Linear(features, shape.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.fc = Linear(features, shape.hidden_size)
+        self.hidden_norm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.layers: Sequence[Layer] = nn.ModuleList(Layer(shape) for _ in range(shape.layers))  # type: ignore[assignment]
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.norm = RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
-    def encode(self, features_TF: Tensor, offsets_D: NDArray[np.int64]) -> Context:
+    def computing_as(self, settings: DrafterSettings) -> Drafter:
+        """Set how this drafter computes: backend of attention, dtype of products, checkpointing.
+
+        Changes no weight, and but for rounding no result.
+
+        Raises:
+            UsageError: the backend does not run on the device that the weights are on.
+        """
+        backend_for(settings.attention, self.fc.weight.device)
+        self._attention = settings.attention
+        self._checkpointing = settings.gradient_checkpointing
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.compute_dtype = torch.bfloat16 if settings.compute_dtype == "bfloat16" else None
+        return self
+
+    def encode(
+        self, features_TF: Tensor, offsets_D: NDArray[np.int64], *, first_position: int = 0
+    ) -> Context:
         """Project context features once into every layer's keys and values.
 
         Args:
             features_TF: [T, K * H], the target's features of all documents, end to end.
             offsets_D: int64[D + 1], where each document starts.
+            first_position: of every document, where its earlier features have been encoded before. The
+                keys and values of more of a document are those of the whole, so a context can grow.
         """
         lengths = np.diff(offsets_D)
-        positions = np.arange(offsets_D[-1]) - np.repeat(offsets_D[:-1], lengths)
-        rope = self._rope(torch.from_numpy(positions), features_TF)
+        positions = first_position + np.arange(offsets_D[-1]) - np.repeat(offsets_D[:-1], lengths)
         context_TH = self.hidden_norm(self.fc(features_TF))
-        return Context([layer.self_attn.key_value(context_TH, rope) for layer in self.layers], offsets_D)
+        turn = self._turn(torch.from_numpy(positions), context_TH)
+        pairs = [self._run(layer.self_attn.key_value, context_TH, turn) for layer in self.layers]
+        return Context(pairs, offsets_D)
+
+    def prepare_attention(
+        self, document_N: NDArray[np.int64], position_N: NDArray[np.int64], offsets_D: NDArray[np.int64]
+    ) -> BlockAttention:
+        """What :meth:`draft` needs to know of where N blocks stand, by the backend that was set.
+
+        Arguments as for :func:`dflash.models.attention.prepare_attention`.
+        """
+        places = document_N, position_N, offsets_D
+        return prepare_attention(self._attention, *places, self.shape.block_size, self.fc.weight.device)
 
     def draft(
-        self, context: Context, partition: BlockGroups, position_N: Tensor, token_N: Tensor, head: TargetHead
+        self, context: Context, attend: BlockAttention, position_N: Tensor, token_N: Tensor, head: TargetHead
     ) -> Tensor:
-        """Hidden states [N, B, H] of N blocks after the final norm, ready for the target's head.
+        """Hidden states [N, B, H] of N blocks after the final norm, fp32 or better, for the target's head.
 
         Slot k of a block is to predict the token at anchor + k; slot 0 holds the clean anchor token.
 
         Args:
-            partition: the blocks' groups, from :func:`dflash.models.attention.group_blocks`.
+            attend: from :meth:`prepare_attention`, or of any other backend, for the same blocks.
             position_N: int64[N], the anchors' positions in their documents.
             token_N: int64[N], the clean tokens at the anchors.
         """
         block = self.shape.block_size
         ids_NB = token_N.new_full((len(token_N), block), self.shape.mask_token_id)
         ids_NB[:, 0] = token_N
-        x_NBH = functional.embedding(ids_NB, head.embedding_VH)
+        embedded_NBH = functional.embedding(ids_NB, head.embedding_VH)
+        x_NBH = embedded_NBH.to(torch.promote_types(embedded_NBH.dtype, torch.float32))
         within = torch.arange(block, device=position_N.device)
-        rope = self._rope(position_N[:, None] + within, x_NBH)
+        turn = self._turn(position_N[:, None] + within, x_NBH)
         for layer, pair in zip(self.layers, context.pairs, strict=True):
-            x_NBH = layer(x_NBH, pair, rope, partition)
+            x_NBH = self._run(layer, x_NBH, pair, turn, attend)
         out: Tensor = self.norm(x_NBH)
         return out
 
-    def _rope(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., 1, D] of absolute positions, computed in fp32 (fp64 when asked for).
+    def _turn(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return rope(positions.to(like.device), self.shape.head_dim, self.shape.rope_theta, like.dtype)
 
-        Half precision would lose the angle at long positions.
-        """
-        size = self.shape.head_dim
-        exact = torch.promote_types(like.dtype, torch.float32)
-        exponent = torch.arange(0, size, 2, dtype=exact, device=like.device) / size
-        angle = positions.to(like.device, exact)[..., None] * self.shape.rope_theta**-exponent
-        angle = torch.cat([angle, angle], dim=-1)[..., None, :]
-        return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
-
-
-def rotate(x_xhD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding, halves convention (as Qwen3 and Llama in transformers)."""
-    cos, sin = rope
-    first, second = x_xhD.chunk(2, dim=-1)
-    return x_xhD * cos + torch.cat([-second, first], dim=-1) * sin
+    def _run(self, part: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a part of the model; with checkpointing, what it computes inside is not kept."""
+        if not (self._checkpointing and torch.is_grad_enabled()):
+            return part(*arguments)
+        # Nothing here draws random numbers, so there is no generator's state to keep.
+        return checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)

@@ -49,14 +49,7 @@ def drop_non_finite(batch: FeatureBatch) -> tuple[FeatureBatch, NDArray[np.int64
             features_TF=batch.features_TF[torch.from_numpy(good_D[document_T]).to(batch.features_TF.device)],
             offsets_D=np.concatenate([[0], np.cumsum(lengths_D[good_D])]).astype(np.int64),
             rows_D=batch.rows_D[good_D],
-            slots=replace(
-                slots,
-                document_N=renumbered_D[slots.document_N[keep_N]],
-                position_N=slots.position_N[keep_N],
-                token_N=slots.token_N[keep_N],
-                label_NB=slots.label_NB[keep_N],
-                weight_NB=slots.weight_NB[keep_N],
-            ),
+            slots=replace(slots.take(keep_N), document_N=renumbered_D[slots.document_N[keep_N]]),
         ),
         batch.rows_D[~good_D],
     )

@@ -44,24 +44,38 @@ def _document_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention inside each document, as transformers calls it; returns [1, T, H, D].
 
-    ``cu_seq_lens_q`` int64[D + 1] says where documents start, as for variable-length kernels.
+    ``cu_seq_lens_q`` int64[D + 1] says where documents start, as for variable-length kernels. A sliding
+    window of w lets a position see itself and the w - 1 before it.
     """
-    if sliding_window is not None or softcap is not None:
-        raise UsageError(
-            "the packed layout knows neither sliding windows nor soft-capped scores: pad instead"
+    if softcap is not None:
+        raise UsageError("the packed layout knows no soft-capped scores: use a strategy that pads")
+    parts = []
+    for start, end in pairwise(cu_seq_lens_q.tolist()):
+        window_SS = _window_mask(end - start, sliding_window, query_1HTD.device)
+        parts.append(
+            functional.scaled_dot_product_attention(
+                query_1HTD[:, :, start:end],
+                key_1GTD[:, :, start:end],
+                value_1GTD[:, :, start:end],
+                attn_mask=window_SS,
+                is_causal=window_SS is None,
+                scale=scaling,
+                enable_gqa=query_1HTD.shape[1] != key_1GTD.shape[1],
+            )
         )
-    parts = [
-        functional.scaled_dot_product_attention(
-            query_1HTD[:, :, start:end],
-            key_1GTD[:, :, start:end],
-            value_1GTD[:, :, start:end],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=query_1HTD.shape[1] != key_1GTD.shape[1],
-        )
-        for start, end in pairwise(cu_seq_lens_q.tolist())
-    ]
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """bool[S, S]: whether a query sees a key, ``0 <= query - key < window``.
+
+    None where the window holds the whole document: the causal kernel without a mask is the faster one.
+    """
+    if window is None or length <= window:
+        return None
+    place = torch.arange(length, device=device)
+    distance = place[:, None] - place
+    return (distance >= 0) & (distance < window)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -55,7 +55,7 @@ def default_layer_ids(target_layers: int, count: int) -> tuple[int, ...]:
     """0-based decoder layers ``round(1 + i * (L - 4) / (count - 1))``; the middle one for a count of 1.
 
     Source: build_target_layer_ids of the published drafters. In a shallow target they can coincide, which
-    :class:`DrafterShape` refuses: five equal features are one feature.
+    :func:`shape_for_target` refuses: five equal features are one feature.
     """
     if count == 1:
         return (target_layers // 2,)
@@ -85,12 +85,33 @@ def shape_for_target(folder: Path, settings: DrafterSettings) -> DrafterShape:
             block_size=settings.block_size,
             mask_token_id=_mask_token_id(folder, config, settings),
             target_layers=config["num_hidden_layers"],
-            target_layer_ids=default_layer_ids(config["num_hidden_layers"], settings.features),
+            target_layer_ids=_layer_ids(folder, config["num_hidden_layers"], settings.features),
         )
     except KeyError as error:
         raise UsageError(
             f"{folder}/config.json has no {error}: it is no decoder that a drafter fits"
         ) from None
+
+
+def _layer_ids(folder: Path, target_layers: int, count: int) -> tuple[int, ...]:
+    """The default layers, if they are distinct and within reach."""
+    ids = default_layer_ids(target_layers, count)
+    if _usable(ids, target_layers):
+        return ids
+    most = max(
+        (n for n in range(1, count) if _usable(default_layer_ids(target_layers, n), target_layers)), default=0
+    )
+    way_out = f"set drafter.features={most}, or " if most else ""
+    twice = sorted({layer for layer in ids if ids.count(layer) > 1})
+    what = f"layer {', '.join(map(str, twice))} more than once" if twice else "one that no server can read"
+    raise UsageError(
+        f"{folder}: drafter.features={count} of a target of {target_layers} layers are layers {list(ids)}, "
+        f"{what}: {way_out}take a deeper target"
+    )
+
+
+def _usable(ids: tuple[int, ...], target_layers: int) -> bool:
+    return len(set(ids)) == len(ids) and ids[0] >= 0 and ids[-1] <= target_layers - 2
 
 
 def _mask_token_id(folder: Path, config: dict[str, Any], settings: DrafterSettings) -> int:

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dflash.config import DrafterSettings
 from dflash.data.collate import Batch, collate_packed, collate_padded
@@ -92,7 +91,7 @@ def load(work: Work, store: TokenStore, settings: DrafterSettings, seed: int) ->
         for mask, row in zip(masks, work.rows_D.tolist(), strict=True)
     ]
     tokens = [ids for ids, _ in documents]
-    slots = build_slots(tokens, masks, anchors, block_size=settings.block_size, gamma=settings.gamma)
+    slots = build_slots(tokens, masks, anchors, block_size=settings.block_size)
     return LoadedBatch(work, batch, slots, _count(batch, slots))
 
 
@@ -125,7 +124,7 @@ def _count(batch: Batch, slots: AnchorSlots) -> Counts:
 
 
 def _trained(slots: AnchorSlots) -> dict[str, int]:
-    labelled: NDArray[np.bool_] = slots.weight_NB > 0
+    labelled = slots.labelled_NB
     position_NB = slots.position_N[:, None] + np.arange(labelled.shape[1])
     # No position reaches 2^32, so a document's positions are numbers of their own.
     place_NB = (slots.document_N[:, None] << 32) + position_NB

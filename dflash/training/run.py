@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,8 +13,10 @@ from dflash.config import Config
 from dflash.data.sources import target_folder
 from dflash.data.store import TokenStore
 from dflash.models.drafter import Drafter, TargetHead
+from dflash.models.export import read_drafter
+from dflash.models.identity import known_text, perplexity, refuse_untrained
 from dflash.models.initialisation import initialise
-from dflash.models.shape import shape_for_target
+from dflash.models.starting_point import drafter_shape
 from dflash.models.target import Target, load_causal_lm, target_head
 from dflash.pipeline import Telemetry, open_engine
 from dflash.pipeline.engine import Pipeline
@@ -31,22 +34,36 @@ class Models:
     targets: list[Target]
     head: TargetHead
     drafter: Drafter
+    perplexity: float
+    """of the target on the store's known text"""
 
 
-def load_models(config: Config) -> Models:
-    """Load the targets and make a fresh drafter; its first weights depend on the seed and the target alone.
+def load_models(config: Config, store: TokenStore) -> Models:
+    """Load the targets and a drafter: that of ``training.init``, or a fresh one.
+
+    A fresh one's first weights depend on the seed and the target alone.
 
     Raises:
-        UsageError: the target cannot be loaded or no drafter fits it.
+        UsageError: the target cannot be loaded, no drafter fits it, its attention does not run on this
+            device, or the target predicts the store's samples no better than a guess.
     """
     folder, device = target_folder(config.data), config.pipeline.device
-    shape = shape_for_target(folder, config.drafter)
+    shape = drafter_shape(config, folder)
     # Loading replaces parts of the library's global state, so it is done here and not in the workers.
-    models = [load_causal_lm(folder) for _ in range(config.pipeline.targets)]
+    models = [load_causal_lm(folder, config.data.target_dtype) for _ in range(config.pipeline.targets)]
+    if config.training.init is None:
+        drafter = initialise(Drafter(shape), models[0], config.training.seed).to(device)
+    else:
+        drafter = read_drafter(Path(config.training.init), device)
+    drafter.computing_as(config.drafter)
+    models = [model.to(device) for model in models]
     head = target_head(models[0])
-    drafter = initialise(Drafter(shape), models[0], config.training.seed).to(device)
-    targets = [Target(model.to(device), shape.target_layer_ids, torch.device(device)) for model in models]
-    return Models(targets, head, drafter)
+    # While the layers that no feature needs are still there.
+    found = perplexity(models[0], known_text(store))
+    if not config.data.allow_untrained_target:
+        refuse_untrained(found, shape.vocab_size, folder, store)
+    targets = [Target(model, shape.target_layer_ids, torch.device(device)) for model in models]
+    return Models(targets, head, drafter, found)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from dflash.config import Config
 from dflash.errors import NonFiniteError
 from dflash.models.drafter import Drafter, TargetHead
+from dflash.models.loss import block_loss
 from dflash.pipeline.work import Counts, TargetOutput
 from dflash.training.gradients import GradientDiversity
 from dflash.training.micro_batch import LossSums, add_gradient, loss_only
@@ -71,6 +72,7 @@ class DrafterStep:
     ) -> None:
         self.drafter = drafter
         self._head = head
+        self._loss = block_loss(config.drafter)
         self._budget = config.drafter.anchor_budget
         self._most_bad = config.training.max_bad_samples
         self._bad = 0
@@ -82,12 +84,11 @@ class DrafterStep:
         """Raises NonFiniteError for a non-finite loss, gradient or weight, or too many bad samples."""
         work = output.work
         self._count_bad(output)
-        if work.purpose == "evaluate":
-            losses = loss_only(self.drafter, self._head, output.features, anchor_budget=self._budget)
-        else:
-            losses = add_gradient(self.drafter, self._head, output.features, anchor_budget=self._budget)
-            if self._diversity and len(work.rows_D):
-                self._diversity.after_micro_batch()
+        sums_of = loss_only if work.purpose == "evaluate" else add_gradient
+        features, budget = output.features, self._budget
+        losses = sums_of(self.drafter, self._head, features, loss=self._loss, anchor_budget=budget)
+        if work.purpose == "train" and self._diversity and len(work.rows_D):
+            self._diversity.after_micro_batch()
         self._sums.add(losses, output)
         if not work.closes:
             return None
@@ -98,12 +99,13 @@ class DrafterStep:
         loss = _mean_loss(sums.losses)
         diversity = self._diversity.finish_window() if self._diversity else None
         learning_rate = self._optimizer.learning_rate
-        norm = self._optimizer.commit(sums.losses.weight)
+        weight = sums.losses.weight.item()
+        norm = self._optimizer.commit(weight)
         return WindowResult(
             window=output.work.window,
             epoch=output.work.epoch,
             loss=loss,
-            weight=sums.losses.weight,
+            weight=weight,
             accuracy_B=_accuracy(sums.losses),
             gradient_norm=norm,
             learning_rate=learning_rate,
@@ -129,9 +131,10 @@ class DrafterStep:
 
 
 def _mean_loss(sums: LossSums) -> float | None:
-    if not sums.weight:
+    weight = sums.weight.item()
+    if not weight:
         return None
-    loss = sums.loss.item() / sums.weight
+    loss = sums.loss.item() / weight
     if not math.isfinite(loss):
         raise NonFiniteError(f"the loss is {loss}")
     return loss

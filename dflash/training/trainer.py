@@ -13,11 +13,14 @@ import torch
 
 from dflash.command_line import say
 from dflash.config import Config, dump_config
-from dflash.data.sources import open_store
+from dflash.data.sources import open_store, target_folder
 from dflash.data.store import TokenStore
 from dflash.errors import ExitCode, UsageError
 from dflash.models.export import write_drafter
+from dflash.models.identity import identify
+from dflash.models.published_config import serving_facts
 from dflash.plugin_manager import Arm, PluginManager
+from dflash.training.preflight import WorstMicroBatches, try_worst
 from dflash.training.progress import Progress
 from dflash.training.run import Models, load_models, training_run
 from dflash.training.schedule import (
@@ -42,10 +45,16 @@ def train_drafter(config: Config, out: Path | None = None) -> int:
     torch.set_num_threads(1)
     arm = _single_arm(config)
     store = open_store(config.data, say)
-    total = _total_windows(config, arm, store)
-    models = load_models(config)
+    worst = WorstMicroBatches(store, config)
+    total = _total_windows(config, arm, store, worst)
+    models = load_models(config, store)
+    preflight = try_worst(models, store, config, worst)
+    facts = serving_facts(target_folder(config.data))
     folder = _new_folder(out)
+    say(preflight)
     (folder / "config.toml").write_text(dump_config(config))
+    identity = identify(target_folder(config.data), models.perplexity)
+    (folder / "target.json").write_text(json.dumps(asdict(identity), indent=2) + "\n")
     with (
         (folder / "metrics.jsonl").open("w") as metrics,
         Progress(total, arm.name, store, folder) as progress,
@@ -54,9 +63,9 @@ def train_drafter(config: Config, out: Path | None = None) -> int:
             _train(config, arm, store, models, total, metrics, progress)
         except KeyboardInterrupt:
             progress.interrupted()
-            write_drafter(folder / "drafter", models.drafter)
+            write_drafter(folder / "drafter", models.drafter, facts)
             return ExitCode.INTERRUPTED
-        write_drafter(folder / "drafter", models.drafter)
+        write_drafter(folder / "drafter", models.drafter, facts)
         progress.finished()
     return ExitCode.OK
 
@@ -98,12 +107,16 @@ def _windows(config: Config, arm: Arm, store: TokenStore, total: int) -> Iterato
         left -= min(left, plan.plan.windows)
 
 
-def _total_windows(config: Config, arm: Arm, store: TokenStore) -> int:
-    planned = 0
+def _total_windows(config: Config, arm: Arm, store: TokenStore, worst: WorstMicroBatches) -> int:
+    """Of all epochs; ``worst`` is shown each of their plans."""
+    limit, planned = config.training.windows, 0
     for epoch in range(config.training.epochs):
-        planned += plan_epoch(arm.strategy, arm.name, store, config, epoch).plan.windows
-        if config.training.windows is not None and planned >= config.training.windows:
-            return config.training.windows
+        plan = plan_epoch(arm.strategy, arm.name, store, config, epoch)
+        windows = plan.plan.windows if limit is None else min(plan.plan.windows, limit - planned)
+        worst.add(plan, windows)
+        planned += windows
+        if planned == limit:
+            break
     return planned
 
 

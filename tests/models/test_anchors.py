@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dflash.models.anchors import build_slots, choose_anchors, decay_weights, valid_positions
+from dflash.models.anchors import build_slots, choose_anchors, valid_positions
 
 masks = arrays(np.uint8, st.integers(0, 60), elements=st.integers(0, 1))
 
@@ -83,22 +83,15 @@ def test_seed_epoch_and_row_are_separate_words():
     assert len({draw(*key) for key in keys}) == len(keys)  # (1, 0) is not (0, 1), as seed + epoch would be
 
 
-def test_decay_weights_are_the_papers():
-    weights = decay_weights(16, 7.0)
-    assert weights[0] == 0 and weights[1] == 1
-    assert weights[1] / weights[2] == pytest.approx(math.exp(1 / 7))
-    assert weights[15] == pytest.approx(math.exp(-2))
-
-
 @given(st.lists(masks.filter(len), max_size=5), st.integers(2, 7), st.data())
-def test_labels_and_weights_by_brute_force(document_masks, block, data):
+def test_slots_by_brute_force(document_masks, block, data):
     rng = np.random.default_rng(0)
     tokens = [rng.integers(0, 50, len(mask)) for mask in document_masks]
     anchors = [
         np.array(sorted(data.draw(st.sets(st.integers(0, len(mask) - 1), max_size=4))), dtype=np.int64)
         for mask in document_masks
     ]
-    slots = build_slots(tokens, document_masks, anchors, block_size=block, gamma=2.0)
+    slots = build_slots(tokens, document_masks, anchors, block_size=block)
     n = 0
     for document, positions in enumerate(anchors):
         for a in positions.tolist():
@@ -106,8 +99,8 @@ def test_labels_and_weights_by_brute_force(document_masks, block, data):
             assert slots.token_N[n] == tokens[document][a]
             for k in range(block):
                 inside = a + k < len(tokens[document])
-                counts = k > 0 and inside and document_masks[document][a + k]
+                counts = bool(k > 0 and inside and document_masks[document][a + k])
                 assert slots.label_NB[n, k] == (tokens[document][a + k] if inside else 0)
-                assert slots.weight_NB[n, k] == pytest.approx(math.exp(-(k - 1) / 2) if counts else 0.0)
+                assert slots.labelled_NB[n, k] == counts
             n += 1
     assert n == len(slots)

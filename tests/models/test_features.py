@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles import dense_loss, document_slots, random_documents, random_drafter, random_head, small_shape
+from oracles import (
+    LOSS,
+    dense_loss,
+    document_slots,
+    random_documents,
+    random_drafter,
+    random_head,
+    small_shape,
+)
 
 from dflash.models.features import drop_non_finite
 from dflash.training.micro_batch import add_gradient
@@ -30,7 +38,7 @@ def test_one_bad_value_takes_out_its_document_alone(document, value):
     assert kept.rows_D.tolist() == [100 + d for d in others]
 
     drafter, head = random_drafter(SHAPE), random_head(SHAPE)
-    sums = add_gradient(drafter, head, kept, anchor_budget=100)
+    sums = add_gradient(drafter, head, kept, loss=LOSS, anchor_budget=100)
     expected, weight = torch.zeros((), dtype=torch.float64), 0.0
     for d in others:
         alone = replace(BATCH, slots=document_slots(BATCH, d))

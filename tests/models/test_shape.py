@@ -38,10 +38,23 @@ def changed(folder, tmp_path, config=None, tokenizer=None):
     return tmp_path
 
 
-def test_a_shallow_target_whose_features_coincide_is_refused(small_target, tmp_path):
-    folder = changed(small_target, tmp_path, lambda config: config | {"num_hidden_layers": 6})
-    with pytest.raises(UsageError, match="distinct"):
-        shape_for_target(folder, DrafterSettings())
+@pytest.mark.parametrize(
+    ("depth", "count", "words"),
+    [
+        (6, 5, r"layers \[1, 2, 2, 2, 3\], layer 2 more than once: set drafter\.features=3, or take"),
+        (4, 5, r"layers \[1, 1, 1, 1, 1\], layer 1 more than once: set drafter\.features=1, or take"),
+        (7, 5, r"layers \[1, 2, 2, 3, 4\], layer 2 more than once: set drafter\.features=4, or take"),
+        (2, 1, r"layers \[1\], one that no server can read: take a deeper target"),
+    ],
+)
+def test_a_shallow_target_is_refused_with_the_way_out(small_target, tmp_path, depth, count, words):
+    """Layers that coincide are one feature; the number that is named works."""
+    folder = changed(small_target, tmp_path, lambda config: config | {"num_hidden_layers": depth})
+    with pytest.raises(UsageError, match=words):
+        shape_for_target(folder, DrafterSettings(features=count))
+    if "features=" in words:
+        most = int(words.partition("features=")[2][0])
+        assert len(set(shape_for_target(folder, DrafterSettings(features=most)).target_layer_ids)) == most
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id"])

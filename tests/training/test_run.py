@@ -33,7 +33,7 @@ def train(config, spoil=None):
     store = open_store(config.data)
     arm = PluginManager().arms(config.batching.strategy)[0]
     epoch = plan_epoch(arm.strategy, arm.name, store, config, 0)
-    models = load_models(config)
+    models = load_models(config, store)
     if spoil:
         spoil(models)
     work = in_training_order(
@@ -132,13 +132,13 @@ def test_counts_are_those_of_the_samples(small_config):
     assert loaded.counts.supervised_tokens == sum(int(store.loss_mask(row).sum()) for row in rows)
     covered = {
         (document, position + k)
-        for document, position, weights in zip(
-            loaded.slots.document_N, loaded.slots.position_N, loaded.slots.weight_NB, strict=True
+        for document, position, labelled in zip(
+            loaded.slots.document_N, loaded.slots.position_N, loaded.slots.labelled_NB, strict=True
         )
-        for k in np.flatnonzero(weights)
+        for k in np.flatnonzero(labelled)
     }
     assert loaded.counts.covered_tokens == len(covered)
-    assert loaded.counts.loss_tokens == (loaded.slots.weight_NB > 0).sum()
+    assert loaded.counts.loss_tokens == loaded.slots.labelled_NB.sum()
     assert loaded.counts.anchor_slots == len(loaded.slots)
 
 
@@ -201,7 +201,7 @@ def test_a_target_that_fails_ends_everything_with_the_cause(small_config):
 def test_a_window_without_weight_takes_no_step(small_config):
     """Its samples have no anchor; the schedule advances and it is counted."""
     store = open_store(small_config.data)
-    models = load_models(small_config)
+    models = load_models(small_config, store)
     before = {name: weight.clone() for name, weight in models.drafter.state_dict().items()}
     empty = np.zeros(0, np.int64)
     work = in_training_order([Window(0, "padded", [(empty, empty), (empty, empty)])], [], [])
