@@ -1,7 +1,7 @@
 """Speculative decoding beside plain decoding of the same text: compare ratios, never seconds.
 
-The drafter runs in full, but what it drafts is known to be right for so many slots: what a step costs does not
-depend on luck, and the ratio to plain decoding is what a drafter of that accepted length is worth here.
+The drafter runs in full, but what it drafts is known to be right for so many slots: what a step costs does
+not depend on luck, and the ratio to plain decoding is what a drafter of that accepted length is worth here.
 """
 
 from __future__ import annotations

@@ -162,6 +162,7 @@ def load_config(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Co
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not valid TOML: {error}") from error
+        values.pop("bench", None)  # one file may serve both commands: that table is dflash-bench's own
     config = _convert(values, source)
     for override in overrides:
         config = _override(config, override)

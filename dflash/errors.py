@@ -44,6 +44,12 @@ class PluginError(UsageError):
     """A plugin cannot be imported, claims a name that another one has, or does not exist."""
 
 
+class NoBaselineError(DflashError):
+    """There is nothing that a gate could compare with: nothing has been run."""
+
+    exit_code = ExitCode.NOTHING_MEASURED
+
+
 class StageError(DflashError):
     """A pipeline stage failed; ``__cause__`` is the first exception, the message names the stage."""
 

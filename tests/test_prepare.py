@@ -10,25 +10,28 @@ import time
 
 import pytest
 from chat_templates import CHATML, save_chat_tokenizer
-from commands import command, environment, run_command
+from commands import Result, command, environment
 
+from dflash.cli import cli
+from dflash.command_line import run_command
 from dflash.data.sample import sample_tokenizer
-from dflash.data.store import TokenStore
+from dflash.data.store import StoreSample, TokenStore, write_store
+from dflash.data.tokenizer import TextTokenizer
 
-REGENERATE = (
-    "--tokenizer",
-    "sample",
-    "--regenerate",
-    "sample",
-    "--prompt-tokens",
-    "6",
-    "--max-new-tokens",
-    "24",
-)
+REGENERATE = ("--tokenizer", "sample", "--regenerate", "sample", "--prompt-tokens", "6")
 
 
-def prepare(*arguments, cwd, env=None):
-    return run_command("dflash", "prepare", *arguments, cwd=cwd, env=env)
+@pytest.fixture
+def dflash(capsys, monkeypatch, tmp_path):
+    """The command within this process, which has paid for its imports."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = run_command(cli, "dflash", arguments)
+        return Result(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def lines(result):
     return result.err.splitlines()
 
 
-def test_chats_become_a_store(tmp_path):
+def test_chats_become_a_store(dflash, tmp_path):
     save_chat_tokenizer(tmp_path / "tokenizer", CHATML)
     chats = [
         {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i} it is."}]}
@@ -53,7 +56,7 @@ def test_chats_become_a_store(tmp_path):
     ]
     chats.append({"messages": [{"role": "user", "content": "nobody answers"}]})
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    result = prepare("chats.jsonl", "--tokenizer", "tokenizer", "--out", "new/s.arrow", cwd=tmp_path)
+    result = dflash("prepare", "chats.jsonl", "--tokenizer", "tokenizer", "--out", "new/s.arrow")
     assert result.code == 0, result.err
     assert not result.out
     assert re.search(r"s.arrow: 50 samples \(\d+ held out\), [\d,]+ tokens, [\d,]+ supervised", result.err)
@@ -64,18 +67,16 @@ def test_chats_become_a_store(tmp_path):
     store.verify()
     assert store.name(7) == "chats.jsonl:8"
     ids, mask = store.sample(7)
-    from dflash.data.tokenizer import TextTokenizer
-
     supervised = TextTokenizer.load(str(tmp_path / "tokenizer")).decode(ids[mask == 1].tolist())
     assert supervised == "7 it is.<|im_end|>"
 
 
-def test_regenerated_text_is_the_same_in_any_number_of_processes_and_can_be_trained_on(documents):
+def test_regenerated_text_is_the_same_in_any_number_of_processes_and_can_be_trained_on(dflash, documents):
     for name, more in [("one", ()), ("two", ("--processes", "2"))]:
-        arguments = ("x.jsonl", *REGENERATE, "--batch-size", "8", "--held-out", "0.2", "--out", name, *more)
-        result = prepare(*arguments, cwd=documents)
+        how = ("--max-new-tokens", "20", "--batch-size", "8", "--limit", "50", "--held-out", "0.2")
+        result = dflash("prepare", "x.jsonl", *REGENERATE, *how, "--out", name, *more)
         assert result.code == 0, result.err
-        assert re.search(r"90 rows in .*, [\d,]+ tokens generated/s", result.err)
+        assert re.search(r"50 rows in .*, [\d,]+ tokens generated/s", result.err)
         assert not (documents / f"{name}.regenerated").exists()
     assert (documents / "one").read_bytes() == (documents / "two").read_bytes()
     store = TokenStore.open(documents / "one")
@@ -83,27 +84,23 @@ def test_regenerated_text_is_the_same_in_any_number_of_processes_and_can_be_trai
     assert (made["target"]["architecture"], made["temperature"], made["max_new_tokens"]) == (
         "Qwen3ForCausalLM",
         0.0,
-        24,
+        20,
     )
-    assert len(store) > 80
+    assert len(store) > 40
     end = sample_tokenizer().token_to_id("<|endoftext|>")
     for row in range(len(store)):
         ids, mask = store.sample(row)
         assert mask.tolist() == [0] * 6 + [1] * (len(ids) - 6)
-        assert len(ids) == 30 or ids[-1] == end
+        assert len(ids) == 26 or ids[-1] == end
         assert end not in ids[6:-1]
-    trained = run_command(
-        "dflash",
-        *("train", "--windows", "2", "--out", "run", "--set", "data.store=one"),
-        *("--set", "batching.token_budget=400"),
-        cwd=documents,
-    )
+    settings = ("--set", "data.store=one", "--set", "batching.token_budget=400")
+    trained = dflash("train", "--windows", "2", "--out", "run", *settings)
     assert trained.code == 0, trained.err
 
 
-def test_an_interrupted_regeneration_goes_on_to_the_same_store(documents):
-    arguments = ("x.jsonl", *REGENERATE, "--batch-size", "4", "--out", "s.arrow")
-    whole = prepare(*arguments[:-1], "whole.arrow", cwd=documents)
+def test_an_interrupted_regeneration_goes_on_to_the_same_store(dflash, documents):
+    arguments = ("x.jsonl", *REGENERATE, "--max-new-tokens", "8", "--batch-size", "2", "--out", "s.arrow")
+    whole = dflash("prepare", *arguments[:-1], "whole.arrow")
     assert whole.code == 0, whole.err
     process = subprocess.Popen(
         command("dflash", "prepare", *arguments),
@@ -117,14 +114,14 @@ def test_an_interrupted_regeneration_goes_on_to_the_same_store(documents):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    (line,) = err.splitlines()
+    line = err.splitlines()[-1]
     found = re.search(
         r"interrupted: (\d+) rows are done, and are kept in s.arrow.regenerated: the same command", line
     )
-    assert found and int(found[1]) >= 16
+    assert found and int(found[1]) >= 8
     assert not (documents / "s.arrow").exists()
 
-    result = prepare(*arguments, cwd=documents)
+    result = dflash("prepare", *arguments)
     assert result.code == 0, result.err
     assert (going := re.search(r"going on after (\d+) rows", result.err)) and int(going[1]) >= int(found[1])
     assert (documents / "s.arrow").read_bytes() == (documents / "whole.arrow").read_bytes()
@@ -144,7 +141,7 @@ def wait_for(process, condition):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_preparation_leaves_no_store(documents, number):
+def test_a_stopped_preparation_leaves_no_store(dflash, documents, number):
     text = (documents / "x.jsonl").read_text()
     (documents / "long.jsonl").write_text(text * 2000)
     arguments = ("--tokenizer", "sample", "--processes", "2", "--out", "s.arrow")
@@ -160,11 +157,13 @@ def test_a_stopped_preparation_leaves_no_store(documents, number):
     _, err = process.communicate(timeout=60)
     assert not (documents / "s.arrow").exists()
     if number == signal.SIGINT:
-        assert (process.returncode, err) == (130, "interrupted: nothing is kept, s.arrow was not written\n")
+        assert process.returncode == 130
+        assert err.splitlines()[-1] == "interrupted: nothing is kept, s.arrow was not written"
+        assert "Traceback" not in err
         assert not list(documents.glob(".*"))
     else:
         assert list(documents.glob(".s.arrow.*.tmp"))
-    result = prepare("x.jsonl", *arguments, cwd=documents)
+    result = dflash("prepare", "x.jsonl", "--tokenizer", "sample", "--out", "s.arrow")
     assert result.code == 0, result.err
     assert not list(documents.glob(".*"))
     assert len(TokenStore.open(documents / "s.arrow")) == 89
@@ -197,33 +196,37 @@ def test_a_stopped_preparation_leaves_no_store(documents, number):
         (["chat.jsonl", "--tokenizer", "sample"], "no chat template"),
     ],
 )
-def test_misuse_is_one_line_and_exit_2(documents, arguments, words):
+def test_misuse_is_one_line_and_exit_2(dflash, documents, arguments, words):
     (documents / "x.csv").write_text("text\na\n")
     (documents / "empty.jsonl").touch()
     (documents / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
     (documents / "latin.txt").write_bytes(b"one\ncaf\xe9\n")
     (documents / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
     before = sorted(documents.iterdir())
-    result = prepare(*arguments, "--out", "s.arrow", cwd=documents)
+    result = dflash("prepare", *arguments, "--out", "s.arrow")
     assert result.code == 2, result.err
     assert words in result.err and len(lines(result)) == 1
     assert sorted(documents.iterdir()) == before
 
 
-def test_a_store_is_replaced_only_when_told(documents):
+def test_a_store_is_replaced_only_when_told(dflash, documents):
     (documents / "s.arrow").write_text("precious")
     arguments = ("x.jsonl", "--tokenizer", "sample", "--out", "s.arrow")
-    refused = prepare(*arguments, cwd=documents)
+    refused = dflash("prepare", *arguments)
     assert (refused.code, len(lines(refused))) == (2, 1)
     assert "--overwrite" in refused.err
     assert (documents / "s.arrow").read_text() == "precious"
-    assert prepare(*arguments, "--overwrite", cwd=documents).code == 0
+    assert dflash("prepare", *arguments, "--overwrite").code == 0
     assert len(TokenStore.open(documents / "s.arrow")) == 89
 
 
-def test_a_store_or_a_tokenizer_of_another_kind(documents):
+def test_a_store_or_a_tokenizer_of_another_kind(dflash, documents):
     save_chat_tokenizer(documents / "other", CHATML)
     arguments = ("--tokenizer", "other", "--regenerate", "sample", "--prompt-tokens", "4", "--out", "s.arrow")
-    result = prepare("x.jsonl", *arguments, cwd=documents)
+    result = dflash("prepare", "x.jsonl", *arguments)
     assert (result.code, len(lines(result))) == (2, 1)
     assert "other and " in result.err and "have different vocabularies" in result.err
+    write_store(documents / "foreign.arrow", [StoreSample([5, 6], [1, 1], "x")], {"mask_id": 7})
+    result = dflash("prepare", "foreign.arrow", "--tokenizer", "sample", "--out", "s.arrow")
+    assert (result.code, len(lines(result))) == (2, 1)
+    assert "foreign.arrow was made with another tokenizer" in result.err

@@ -66,7 +66,7 @@ class Launcher:
             return receiving.recv()
         except EOFError:
             self._process.join(_SECONDS_TO_END)
-            return Failure(f"the trial's process died ({_how(self._process.exitcode)})", "")
+            return Failure(f"the trial's process died ({how_it_ended(self._process.exitcode)})", "")
         finally:
             receiving.close()
             self._end()
@@ -126,7 +126,8 @@ def _child(answer: Connection, function: Callable[[Any], Any], argument: Any) ->
     answer.close()
 
 
-def _how(code: int | None) -> str:
+def how_it_ended(code: int | None) -> str:
+    """An exit code in words."""
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit code {code}"

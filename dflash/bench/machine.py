@@ -6,6 +6,7 @@ machine, or on two of one class, describe it alike. What changes is a covariate 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -26,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     ``cores`` is what this process may use, ``cpu_quota`` the cores' worth of time that its control group
     grants (None: no limit). ``memory_bytes`` is rounded to whole GiB, because kernels reserve a little more
-    or less each time.
+    or less each time. ``builds`` holds what torch was built with, None where it is built without.
     """
 
     cpu: str
@@ -38,13 +39,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     versions: dict[str, str | None]
     threads: dict[str, str | None]
+    builds: dict[str, str | None] = {}
 
 
 def describe() -> Machine:
     """This machine, as this process sees it.
 
     GPUs are named only where torch has started CUDA already, that is in a trial that uses them: a process
-    that started it for their names alone could fork no more trials.
+    that started it for their names alone could fork no more trials. Builds are named where torch is imported.
     """
     return Machine(
         cpu=parse_cpu_model(_read("/proc/cpuinfo")) or platform.processor() or platform.machine(),
@@ -56,7 +58,33 @@ def describe() -> Machine:
         python=platform.python_version(),
         versions={name: _version(name) for name in _DISTRIBUTIONS},
         threads={name: os.environ.get(name) for name in _THREAD_VARIABLES},
+        builds=_builds(),
     )
+
+
+def class_text(machine: Machine) -> str:
+    """What decides speed, in one line: machines of which it is equal are of one class.
+
+    It holds no fact that differs between two machines of a kind or two boots of one, memory included.
+    """
+    quota = {} if machine.cpu_quota is None else {"quota": f"{machine.cpu_quota:g}"}
+    versions = {"python": ".".join(machine.python.split(".")[:2]), "torch": machine.versions.get("torch")}
+    facts: dict[str, str | None] = {
+        "cpu": machine.cpu,
+        "cores": str(machine.cores),
+        **quota,
+        "gpus": " + ".join(machine.gpus) or None,
+        "platform": machine.platform,
+        **versions,
+        **dict(sorted(machine.builds.items())),
+        **dict(sorted(machine.threads.items())),
+    }
+    return ", ".join(f"{name}={'-' if value is None else value}" for name, value in facts.items())
+
+
+def class_key(machine: Machine) -> str:
+    """Sixteen hexadecimal digits that stand for :func:`class_text`, in names and for comparison."""
+    return hashlib.sha256(class_text(machine).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -121,6 +149,26 @@ def _gpus() -> list[str]:
     if torch is None or not torch.cuda.is_initialized():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _builds() -> dict[str, str | None]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    return {
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        **parse_torch_build(torch.__config__.show()),
+    }
+
+
+def parse_torch_build(text: str) -> dict[str, str | None]:
+    """The BLAS library and the vector instructions that ``torch.__config__.show()`` tells of."""
+    blas = re.search(r"BLAS_INFO=(\w+)", text)
+    mkl = re.search(r"Math Kernel Library Version (\S+)", text)
+    instructions = re.search(r"CPU capability usage: (\S+)", text)
+    name = " ".join(found[1] for found in (blas, mkl) if found)
+    return {"blas": name or None, "instructions": instructions[1] if instructions else None}
 
 
 def _version(distribution: str) -> str | None:

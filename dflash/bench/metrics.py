@@ -19,6 +19,9 @@ GateRule = Literal["paired", "exact", "none"]
 _GROUP = "\u202f"
 _MINUS = "\u2212"
 
+#: Stands where there is no figure.
+ABSENT = "\u2013"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -64,6 +67,28 @@ _TRIAL = (
         "cpu_seconds", "s", "lower", "CPU time of the trial's process over the measured windows", "paired"
     ),
     Metric("peak_memory_bytes", "B", "lower", "most memory that the trial's process held", "none"),
+    Metric(
+        "peak_gpu_memory_bytes", "B", "lower", "most memory that the trial's tensors held on a GPU", "none"
+    ),
+    Metric("wall_seconds", "s", "none", "wall time of the measured windows", "none"),
+    Metric("real_tokens", "tokens", "none", "real tokens of the measured windows", "exact"),
+    Metric("padded_tokens", "tokens", "none", "padded tokens of the measured windows", "exact"),
+    Metric("loss_tokens", "tokens", "none", "loss tokens of the measured windows", "exact"),
+    Metric("anchor_slots", "1", "none", "blocks that the measured windows train", "exact"),
+    Metric(
+        "target_flops_per_token",
+        "FLOP/token",
+        "lower",
+        "of the target's forward passes over the epoch's plan / its real tokens, by formula",
+        "exact",
+    ),
+    Metric(
+        "drafter_flops_per_token",
+        "FLOP/token",
+        "none",
+        "of the drafter's passes over the measured windows / their real tokens, by formula",
+        "exact",
+    ),
 )
 
 # What a plan alone gives is the same for the same seed, to the last bit.

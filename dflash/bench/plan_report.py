@@ -10,9 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dflash.bench.metrics import PLAN_METRICS, number
+from dflash.bench.metrics import ABSENT, PLAN_METRICS, number
 from dflash.bench.plan_run import PlanReport
-from dflash.bench.tables import ABSENT, clean, labelled, name_cell, number_cell, percent_cell, show_all, table
+from dflash.bench.tables import (
+    clean,
+    finding,
+    labelled,
+    name_cell,
+    number_cell,
+    percent_cell,
+    show_all,
+    table,
+)
+from dflash.bench.verdict import Verdict
 
 
 def show(report: PlanReport, console: Console | None = None) -> None:
@@ -95,6 +105,14 @@ def _footer(report: PlanReport) -> Iterator[tuple[str, Text]]:
     for arm in report.arms:
         if arm.error is not None:
             yield "failed", Text.assemble(clean(arm.strategy), ": ", clean(arm.error), style="red")
+    gates = [one for one in report.comparisons if one.gate is not None]
+    yield from (("gate", finding(one)) for one in gates if one.verdict is not Verdict.OK)
+    if gates:
+        held = sum(one.verdict in (Verdict.OK, Verdict.IMPROVED) for one in gates)
+        yield "gates", Text(f"{held} of {len(gates)} hold")
+    if report.baseline is not None:
+        for difference in report.baseline.differences:
+            yield "baseline", Text.assemble(clean(report.baseline.path), ": ", clean(difference))
     certified = [arm for arm in report.arms if arm.error is None]
     yield "proof", Text(f"the certificates of {len(certified)} of {len(report.arms)} plans pass")
     for arm in certified:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +18,10 @@ from dflash.batching import prediction
 from dflash.batching.composition import measure_composition
 from dflash.batching.plan import BatchPlan, IntArray, PlanRequest, Reason
 from dflash.batching.planning import Overlong, make_plan
-from dflash.bench import machine, results
+from dflash.bench import machine, results, revision
 from dflash.bench.lengths_file import read_lengths
 from dflash.bench.metrics import PLAN_METRICS
+from dflash.bench.verdict import Verdict
 from dflash.errors import ExitCode, PlanError, UsageError
 from dflash.plugin_manager import Arm
 
@@ -55,14 +56,18 @@ class PlanReport(results.Document, frozen=True, kw_only=True):
     settings: PlanSettings
     data: results.Data
     machine: machine.Machine
+    verdict: Verdict = Verdict.OK
+    comparisons: list[results.Comparison] = msgspec.field(default_factory=list)
+    baseline: results.BaselineUse | None = None
+    revision: results.Revision | None = None
+    command_line: list[str] = msgspec.field(default_factory=list)
 
 
 def samples_from_lengths(text: str) -> Samples:
     """The lengths of a file, or those that `lognormal:...` draws; UsageError if they are none."""
     drawn = text.partition(":")[0].strip() == "lognormal"
     lengths = distributions.parse_lengths(text) if drawn else read_lengths(Path(text))
-    fingerprint = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
-    return _samples(text, fingerprint, lengths, np.arange(len(lengths)))
+    return _samples(text, results.lengths_fingerprint(lengths), lengths, np.arange(len(lengths)))
 
 
 def samples_from_store(store: str) -> Samples:
@@ -79,7 +84,11 @@ def _samples(name: str, fingerprint: str, lengths: IntArray, ids: IntArray) -> S
     if not len(lengths):
         raise UsageError(f"{name}: there are no samples to plan")
     data = results.Data(
-        name=name, fingerprint=fingerprint, samples=len(lengths), tokens=int(lengths.sum(dtype=np.int64))
+        name=name,
+        fingerprint=fingerprint,
+        samples=len(lengths),
+        tokens=int(lengths.sum(dtype=np.int64)),
+        lengths=results.lengths_fingerprint(lengths),
     )
     return Samples(lengths, ids, data)
 
@@ -119,6 +128,9 @@ def run_plans(
         ),
         data=samples.data,
         machine=machine.describe(),
+        verdict=Verdict.ERROR if errors else Verdict.OK,
+        revision=revision.current(),
+        command_line=sys.argv,
     )
 
 

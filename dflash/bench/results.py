@@ -1,30 +1,30 @@
-"""A run and its trials: the records, their JSON, and how trials become an arm's figures and a comparison.
+"""A run and its trials: the records, and their JSON.
 
 NaN, null and zero are three things: a figure that is not finite is refused where it enters, null means that
-it was not measured, and zero is zero.
+it was not measured, and zero is zero. Later versions add fields with a default and rename none, so a record
+of any older version loads.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dflash.bench import statistics
+from dflash.bench.exchange import WindowFigures
 from dflash.bench.machine import Machine
-from dflash.bench.metrics import METRICS, Metric
-from dflash.bench.verdict import FLOOR, TOLERANCE, Judgement, Outcome, Verdict, exit_code, judge, run_verdict
+from dflash.bench.metrics import METRICS
+from dflash.bench.verdict import FLOOR, TOLERANCE, Verdict
 from dflash.errors import ExitCode, TrialError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
+    from dflash.batching.plan import IntArray
     from dflash.plugin_manager import StrategyRecord
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,9 +32,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     ``pair`` is unique within the run and holds at most one trial of the reference and one of a candidate;
     ``slot`` is the place in it, 0 or 1. ``losses`` has one entry per measured window, None for a window of
-    weight zero. ``stages`` maps stage and state (busy, starved, blocked...) to the share of the wall time. A
-    trial that is ``ok`` processed tokens and learned from them; TrialError otherwise, and on any figure that
-    is not finite.
+    weight zero, and ``windows`` its other figures. ``stages`` maps stage and state (busy, starved,
+    blocked...) to the share of the wall time. ``steal_share`` is the CPU time that the hypervisor took, as a
+    share of what the machine has; ``throttled`` holds the reasons for which a GPU was slowed down. A trial
+    that is ``ok`` processed tokens and learned from them; TrialError otherwise, and on any figure that is
+    not finite.
     """
 
     pair: int
@@ -50,6 +52,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: str | None = None
     steal_seconds: float | None = None
     load: float | None = None
+    windows: list[WindowFigures] = []
+    steal_share: float | None = None
+    throttled: list[str] = []
+    notes: list[str] = []
 
     def __post_init__(self) -> None:
         if (self.status == "failed") != (self.error is not None):
@@ -57,7 +63,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         unknown = self.metrics.keys() - METRICS.keys()
         if unknown:
             raise TrialError(f"{self.where}: unknown metrics {', '.join(sorted(unknown))}")
-        wrong = _not_finite([self.metrics, self.losses, self.stages, self.steal_seconds, self.load])
+        windows = [msgspec.structs.asdict(window) for window in self.windows]
+        shares = [self.stages, self.steal_seconds, self.steal_share, self.load]
+        wrong = not_finite([self.metrics, self.losses, windows, *shares])
         if wrong is not None:
             raise TrialError(
                 f"{self.where}: a figure is {wrong}; metrics {self.metrics}, losses {self.losses}"
@@ -91,7 +99,11 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy's part of a run; ``strategy`` is its display name, ``plan`` holds at least the digest."""
+    """One strategy's part of a run; ``strategy`` is its display name, ``plan`` holds at least the digest.
+
+    ``revision`` is the commit whose code an arm ran that another revision is compared with, ``inject`` the
+    regression that was put into it on purpose.
+    """
 
     strategy: str
     options: dict[str, Any]
@@ -100,10 +112,19 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None] = {}
     intervals: dict[str, tuple[float, float]] = {}
     error: str | None = None
+    revision: str | None = None
+    inject: str | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """``estimate``, ``low`` and ``high`` are the ratio strategy / reference of the metric itself."""
+    """``estimate``, ``low`` and ``high`` are the ratio strategy / reference of the metric itself.
+
+    ``reference`` names the partner: another arm, or `baseline NAME`. ``gate`` is the gate as it was written;
+    without one the comparison is information and decides nothing. ``tolerance`` and ``floor`` are shares of
+    the reference's value, as is ``minimum_detectable``: the loss that so many pairs as noisy as these would
+    have shown. ``suspicious`` is a gain too large to believe. ``advisory`` marks a clock held against one of
+    another job, which never counts.
+    """
 
     strategy: str
     reference: str
@@ -114,6 +135,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int = 0
     verdict: Verdict | None = None
     reason: str
+    gate: str | None = None
+    tolerance: float | None = None
+    floor: float | None = None
+    minimum_detectable: float | None = None
+    suspicious: bool = False
+    advisory: bool = False
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,15 +157,52 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     floor: float = FLOOR
     tolerance: float = TOLERANCE
     trainer: dict[str, Any] = {}
+    gates: list[str] = []
+    strict: bool = False
+    on_inconclusive: Literal["pass", "fail"] = "pass"
+    on_missing_baseline: Literal["pass", "fail"] = "fail"
+    max_time: float | None = None
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run was trained on; ``tokens`` are real tokens."""
+    """What was planned or trained on; ``tokens`` are real tokens.
+
+    ``fingerprint`` is the store's or the file's, ``lengths`` that of the planned lengths alone, by which
+    exact baselines know their data.
+    """
 
     name: str
     fingerprint: str
     samples: int
     tokens: int
+    lengths: str | None = None
+
+
+def lengths_fingerprint(lengths: IntArray) -> str:
+    """By which planned lengths, int64[n], are known wherever they come from: SHA-256 in hexadecimal."""
+    return hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
+
+
+class Revision(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit, and whether the tree that ran had changes on top of it."""
+
+    commit: str
+    dirty: bool = False
+
+
+class InvalidPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A pair that the rule for disturbed pairs struck out, and why."""
+
+    pair: int
+    reason: str
+
+
+class BaselineUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored baseline of a run or of plans; ``differences`` is what keeps it from being compared."""
+
+    name: str
+    path: str
+    differences: list[str] = []
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +210,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int = 0) -> bytes:
         """As UTF-8 JSON, on one line or indented. ValueError on a value that JSON cannot hold."""
-        wrong = _not_finite(msgspec.to_builtins(self))
+        wrong = not_finite(msgspec.to_builtins(self))
         if wrong is not None:
             raise ValueError(f"a {type(self).__name__} holds {wrong}, which JSON cannot say")
         text = msgspec.json.encode(self)
@@ -154,7 +218,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(Document, frozen=True, kw_only=True):
-    """A whole run, as its JSON shows it. Later versions add keys and rename none."""
+    """A whole run, as its JSON shows it. Later versions add keys and rename none.
+
+    ``looks`` are the numbers of valid pairs at which the gates were judged; trials of an invalid pair are
+    stored, and count in nothing.
+    """
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -166,166 +234,21 @@ class Run(Document, frozen=True, kw_only=True):
     settings: Settings
     data: Data
     machine: Machine
+    looks: list[int] = []
+    invalid_pairs: list[InvalidPair] = []
+    baseline: BaselineUse | None = None
+    revision: Revision | None = None
+    against: Revision | None = None
+    class_key: str = ""
+    command_line: list[str] = []
+
+    @property
+    def gates(self) -> list[Comparison]:
+        """The comparisons that decide."""
+        return [comparison for comparison in self.comparisons if comparison.gate is not None]
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one arm over all its trials, and why they cannot be trusted, if so."""
-
-    metrics: dict[str, float | None]
-    intervals: dict[str, tuple[float, float]]
-    error: str | None
-
-
-def frame(trials: Iterable[Trial]) -> pd.DataFrame:
-    """One row per trial: pair, slot, arm, seed, status, and one float64 column per metric, NaN where null."""
-    import pandas as pd
-
-    keys = ("pair", "slot", "arm", "seed", "status")
-    rows = [[getattr(t, key) for key in keys] + [t.metrics.get(name) for name in METRICS] for t in trials]
-    table = pd.DataFrame(rows, columns=[*keys, *METRICS])
-    return table.astype(dict.fromkeys(METRICS, "float64"))
-
-
-def summarise(trials: Sequence[Trial], level: float = statistics.LEVEL) -> dict[str, Summary]:
-    """Each arm's figures, in order of first appearance.
-
-    A metric is the median over the arm's trials that are ok, and null if one of them lacks it: a figure never
-    stands for a part of its trials. Clocks have the interval of statistics.median_interval, where there are
-    trials enough. An exact metric, plan digest or loss that one seed gave twice and differently is the arm's
-    error, and such a metric is null; a failed trial is the arm's error too, the first one.
-    """
-    arms = dict.fromkeys(trial.arm for trial in trials)
-    return {arm: _summary([trial for trial in trials if trial.arm == arm], level) for arm in arms}
-
-
-def _summary(trials: Sequence[Trial], level: float) -> Summary:
-    table = frame(trial for trial in trials if trial.ok)
-    medians = table[list(METRICS)].median(skipna=False).to_dict()
-    values = {name: None if math.isnan(medians[name]) else float(medians[name]) for name in METRICS}
-    intervals = {}
-    for metric in METRICS.values():
-        if metric.gate_rule == "paired" and values[metric.name] is not None:
-            bounds = statistics.median_interval(table[metric.name].to_numpy(), level)
-            if bounds.low is not None and bounds.high is not None:
-                intervals[metric.name] = (bounds.low, bounds.high)
-    unequal = dict(_unequal_repeats([trial for trial in trials if trial.ok]))
-    values |= dict.fromkeys(unequal.keys() & METRICS.keys())
-    errors = [trial.error for trial in trials if not trial.ok] + list(unequal.values())
-    return Summary(metrics=values, intervals=intervals, error=errors[0] if errors else None)
-
-
-def _unequal_repeats(trials: Iterable[Trial]) -> Iterator[tuple[str, str]]:
-    """What trials of one seed gave differently: the name of the figure, and the difference in words."""
-    exact = [metric.name for metric in METRICS.values() if metric.gate_rule == "exact"]
-    first_of: dict[int, Trial] = {}
-    for trial in trials:
-        first = first_of.setdefault(trial.seed, trial)
-        figures: list[tuple[str, object, object]] = [
-            ("plan_digest", first.plan_digest, trial.plan_digest),
-            ("losses", first.losses, trial.losses),
-            *((name, first.metrics.get(name), trial.metrics.get(name)) for name in exact),
-        ]
-        for name, one, other in figures:
-            if one != other:
-                yield (
-                    name,
-                    f"{trial.arm}: {name} is {one} in pair {first.pair} but {other} in pair {trial.pair}, "
-                    f"both with seed {trial.seed}: the strategy or the trainer is not deterministic",
-                )
-
-
-def compare(
-    trials: Sequence[Trial],
-    reference: str,
-    floor: float = FLOOR,
-    tolerance: float = TOLERANCE,
-    level: float = statistics.LEVEL,
-) -> list[Comparison]:
-    """Every other arm against ``reference``, for every clock, over the pairs in which both trials are ok."""
-    pairs: dict[int, dict[str, Trial]] = {}
-    for trial in trials:
-        sides = pairs.setdefault(trial.pair, {})
-        if trial.arm in sides:
-            raise TrialError(f"{trial.where}: the pair has a trial of this arm already")
-        sides[trial.arm] = trial
-    decide = partial(judge, floor=floor, tolerance=tolerance, level=level)
-    comparisons = []
-    for arm in dict.fromkeys(trial.arm for trial in trials if trial.arm != reference):
-        both = [
-            (sides[reference], sides[arm]) for sides in pairs.values() if sides.keys() >= {reference, arm}
-        ]
-        good = [(before.metrics, after.metrics) for before, after in both if before.ok and after.ok]
-        for metric in (metric for metric in METRICS.values() if metric.gate_rule == "paired"):
-            named = partial(Comparison, strategy=arm, reference=reference, metric=metric.name)
-            values = [(before.get(metric.name), after.get(metric.name)) for before, after in good]
-            comparisons.append(_comparison(named, metric, values, decide, level))
-    return comparisons
-
-
-def _comparison(
-    named: Callable[..., Comparison],
-    metric: Metric,
-    values: Sequence[tuple[float | None, float | None]],
-    decide: Callable[..., Judgement],
-    level: float,
-) -> Comparison:
-    if not values:
-        return named(verdict=Verdict.ERROR, reason="no pair in which both trials worked")
-    usable = [(before, after) for before, after in values if before and after]
-    if len(usable) < len(values):
-        return named(reason=f"{metric.name} is null or zero in a pair: no ratio")
-    ratio = statistics.paired_ratio([before for before, _ in usable], [after for _, after in usable], level)
-    judged = decide(metric, ratio.estimate, ratio.low, ratio.high, ratio.n)
-    return named(
-        estimate=ratio.estimate,
-        low=ratio.low,
-        high=ratio.high,
-        pairs=ratio.n,
-        verdict=judged.verdict,
-        reason=judged.reason,
-    )
-
-
-def assemble(
-    run_id: str,
-    reference: str,
-    arms: Sequence[Arm],
-    trials: Sequence[Trial],
-    settings: Settings,
-    data: Data,
-    machine: Machine,
-    interrupted: bool = False,
-) -> Run:
-    """The run that ``trials`` add up to: ``arms`` as they were asked for, with their figures filled in.
-
-    An arm without a trial that finished has that as its error: missing is never a pass.
-    """
-    summaries = summarise(trials, settings.level)
-    missing = Summary(metrics=dict.fromkeys(METRICS), intervals={}, error="no trial of it finished")
-    found = [summaries.get(arm.strategy, missing) for arm in arms]
-    measured = [
-        msgspec.structs.replace(arm, metrics=s.metrics, intervals=s.intervals, error=arm.error or s.error)
-        for arm, s in zip(arms, found, strict=True)
-    ]
-    outcome = Outcome(
-        measured=sum(trial.ok for trial in trials),
-        failed=sum(arm.error is not None for arm in measured) if trials else 0,
-        interrupted=interrupted,
-    )
-    return Run(
-        run_id=run_id,
-        verdict=run_verdict(outcome),
-        exit_code=exit_code(outcome),
-        reference=reference,
-        arms=measured,
-        comparisons=compare(trials, reference, settings.floor, settings.tolerance, settings.level),
-        settings=settings,
-        data=data,
-        machine=machine,
-    )
-
-
-def _not_finite(value: object) -> float | None:
+def not_finite(value: object) -> float | None:
     """The first float in nested lists and dictionaries that is NaN or infinite."""
     if isinstance(value, float):
         return None if math.isfinite(value) else value
@@ -333,4 +256,4 @@ def _not_finite(value: object) -> float | None:
         value = value.values()
     elif not isinstance(value, list | tuple):
         return None
-    return next((wrong for wrong in map(_not_finite, value) if wrong is not None), None)
+    return next((wrong for wrong in map(not_finite, value) if wrong is not None), None)

@@ -1,42 +1,38 @@
-"""A run of the benchmark: arms, trials in pairs, results kept whatever happens."""
+"""A run of the benchmark: arms and their partners, trials in pairs, results kept whatever happens."""
 
 from __future__ import annotations
 
-import secrets
-from collections import Counter
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from dflash.bench import machine, results, store
-from dflash.bench.exchange import Failure, Measurement, TrialRequest
-from dflash.bench.launcher import Launcher
-from dflash.bench.pairs import Slot, schedule
-from dflash.bench.results import Run, Trial
+from dflash.bench import (
+    baseline,
+    baseline_gate,
+    comparisons,
+    loop,
+    machine,
+    results,
+    revision,
+    store,
+    verdict,
+)
+from dflash.bench.baseline import Baseline
+from dflash.bench.field import WARMUP_WINDOWS, Field, RunRequest, open_field, refuse_without_partner
+from dflash.bench.gates import Rules
+from dflash.bench.loop import Job, Measured, Progress
+from dflash.bench.results import Comparison, Run, Trial
+from dflash.bench.summary import filled
 from dflash.command_line import say
 from dflash.config import Config
 from dflash.data.sources import open_store, target_folder
 from dflash.data.store import TokenStore
-from dflash.errors import TrialError, UsageError
-from dflash.models.shape import read_json, shape_for_target
-from dflash.plugin_manager import Arm
+from dflash.models.shape import shape_for_target
 
-WARMUP_WINDOWS = 2
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What a run is asked for. The first arm is the reference unless another is named."""
-
-    arms: Sequence[Arm]
-    config: Config
-    rounds: int
-    windows: int
-    reference: str | None = None
-    blocked: tuple[str, ...] = ()
-    directory: Path = store.DIRECTORY
+__all__ = ["Outcome", "RunRequest", "run_benchmark"]
 
 
 @dataclass(frozen=True)
@@ -49,131 +45,143 @@ class Outcome:
     tracebacks: list[str]
 
 
-def run_benchmark(
-    request: RunRequest, started: Callable[[Slot], None], ended: Callable[[Trial], None]
-) -> Outcome:
-    """Measure all arms and store the run. ``started`` and ``ended`` are told of every trial.
+def run_benchmark(request: RunRequest, progress: Progress) -> Outcome:
+    """Measure all arms and store the run.
 
     An arm whose trial fails gets no further ones; the others go on. Ctrl-C ends the trial at hand: the run
     then holds the pairs that were finished.
 
     Raises:
-        UsageError: wrong settings, data or target; nothing has been run.
+        UsageError: wrong settings, data, target or revision; nothing has been run.
+        NoBaselineError: a gate has nothing to be compared with, and that must fail; nothing has been run.
     """
-    names = [arm.name for arm in request.arms]
-    reference = _reference(request.reference, names)
-    candidates = [name for name in names if name != reference]
+    deadline = None if request.max_time is None else time.monotonic() + request.max_time
     config = msgspec.structs.replace(
         request.config, training=msgspec.structs.replace(request.config.training, max_bad_samples=0)
     )
     shape_for_target(target_folder(config.data), config.drafter)
-    directory = store.open_directory(request.directory)
-    data = open_store(config.data, say)  # last, as it may take seconds
-
-    trials: list[Trial] = []
-    plans: dict[str, Measurement] = {}
-    tracebacks: list[str] = []
-    failed: set[str] = set()
-    interrupted = False
-    order = list(schedule(reference, candidates, request.rounds, candidate_first=bool(secrets.randbits(1))))
-    with Launcher(_model_type(config)) as launcher:
-        try:
-            for slot in order:
-                if slot.arm in failed:
-                    continue
-                started(slot)
-                answer = launcher.run(
-                    TrialRequest(slot.arm, config, WARMUP_WINDOWS, request.windows, request.blocked)
-                )
-                if isinstance(answer, Failure):
-                    failed.add(slot.arm)
-                    tracebacks.append(answer.traceback)
-                else:
-                    plans.setdefault(slot.arm, answer)
-                trials.append(_trial(slot, config.training.seed, answer))
-                ended(trials[-1])
-        except KeyboardInterrupt:
-            interrupted = True
-            trials = _whole_pairs(trials, [slot for slot in order if slot.arm not in failed])
-    run = results.assemble(
-        run_id=store.new_run_id(),
-        reference=reference,
-        arms=[_arm(arm, plans.get(arm.name)) for arm in request.arms],
-        trials=trials,
-        settings=_settings(request, config),
-        data=_data(config, data),
-        machine=machine.describe(),
-        interrupted=interrupted,
-    )
-    stored = store.save(run, trials, directory) if trials else None
-    return Outcome(run, trials, stored, tracebacks)
-
-
-def _reference(asked: str | None, names: Sequence[str]) -> str:
-    if asked is None:
-        return names[0]
-    if asked not in names:
-        raise UsageError(f"--reference {asked!r} is none of the strategies of this run: {', '.join(names)}")
-    return asked
-
-
-def _model_type(config: Config) -> str:
-    return str(read_json(target_folder(config.data) / "config.json").get("model_type", "auto"))
-
-
-def _trial(slot: Slot, seed: int, answer: Measurement | Failure) -> Trial:
-    place = {"pair": slot.pair, "slot": slot.slot, "arm": slot.arm, "seed": seed}
-    if isinstance(answer, Failure):
-        return Trial(**place, status="failed", error=answer.message)  # type: ignore[arg-type]
-    try:
-        return Trial(
-            **place,  # type: ignore[arg-type]
-            status="ok",
-            metrics=answer.metrics,
-            losses=answer.losses,
-            plan_digest=answer.plan_digest,
-            stages=answer.stages,
-            bottleneck=answer.bottleneck,
-            steal_seconds=answer.steal_seconds,
-            load=answer.load,
+    if request.directory is not None:
+        store.open_directory(request.directory)
+    stored, use = baseline.open_baseline(request.baseline, request.rules, request.directory)
+    data = open_store(config.data, say)  # late, as it may take seconds
+    with open_field(request, config) as field_:
+        refuse_without_partner(request, field_)
+        job = Job(
+            tasks=field_.tasks,
+            duels=field_.duels,
+            rules=request.rules,
+            looks=request.looks,
+            seed=config.training.seed,
+            deadline=deadline,
         )
-    except TrialError as error:
-        return Trial(**place, status="failed", error=str(error))  # type: ignore[arg-type]
+        measured = loop.measure(job, progress)
+    run = _assembled(request, config, data, field_, job, measured, stored, use)
+    kept = bool(measured.trials) and request.directory is not None
+    path = store.save(run, measured.trials, request.directory) if kept and request.directory else None
+    return Outcome(run, measured.trials, path, measured.tracebacks)
 
 
-def _whole_pairs(trials: list[Trial], planned: list[Slot]) -> list[Trial]:
-    """What an interrupt leaves: pairs whose planned trials are all there, and the failures."""
-    sizes = Counter(slot.pair for slot in planned)
-    done = Counter(trial.pair for trial in trials if trial.ok)
-    return [trial for trial in trials if not trial.ok or done[trial.pair] == sizes[trial.pair]]
-
-
-def _arm(arm: Arm, plan: Measurement | None) -> results.Arm:
-    return results.Arm(
-        strategy=arm.name,
-        options=arm.options,
-        plugin=results.Plugin.of(arm.record),
-        plan={} if plan is None else {"digest": plan.plan_digest, "windows": plan.windows_per_epoch},
+def _assembled(
+    request: RunRequest,
+    config: Config,
+    data: TokenStore,
+    field_: Field,
+    job: Job,
+    measured: Measured,
+    stored: Baseline | None,
+    use: results.BaselineUse | None,
+) -> Run:
+    settings, facts = _settings(request, config), _data(config, data)
+    arms = filled(
+        [_planned(arm, measured) for arm in field_.arms],
+        measured.trials,
+        job.looks.level,
+        [one.pair for one in measured.invalid],
     )
+    found = loop.judged(job, measured, last_look=True)
+    if stored is None:
+        found += comparisons.compare_exact(arms, field_.duels, request.rules)
+    elif use is not None:
+        found += baseline_gate.compare_with(
+            stored,
+            use.name,
+            [arm for arm in arms if arm.revision is None],
+            request.rules,
+            data=facts,
+            request=baseline.request_of(settings),
+            trial=baseline.trial_settings(settings),
+        )
+    candidates = [duel.candidate for duel in field_.duels]
+    found += comparisons.unanswered(candidates, found, request.rules, field_.without_partner)
+    outcome = _outcome(request.rules, measured, arms, found)
+    described = next((m.machine for m in measured.measurements.values() if m.machine), None)
+    described = described or machine.describe()
+    return Run(
+        run_id=store.new_run_id(),
+        verdict=verdict.run_verdict(outcome),
+        exit_code=verdict.exit_code(outcome),
+        reference=field_.duels[0].reference or field_.duels[0].candidate,
+        arms=arms,
+        comparisons=found,
+        settings=settings,
+        data=facts,
+        machine=described,
+        looks=measured.looks,
+        invalid_pairs=measured.invalid,
+        baseline=use,
+        revision=revision.current(),
+        against=field_.against,
+        class_key=machine.class_key(described),
+        command_line=list(request.command_line),
+    )
+
+
+def _outcome(
+    rules: Rules, measured: Measured, arms: Sequence[results.Arm], found: Sequence[Comparison]
+) -> verdict.Outcome:
+    gated = [one for one in found if one.gate is not None]
+    return rules.outcome(
+        [one.verdict for one in gated],
+        measured=sum(trial.ok for trial in measured.trials),
+        failed=sum(arm.error is not None for arm in arms) if measured.trials else 0,
+        suspicious=any(one.suspicious for one in gated),
+        interrupted=measured.interrupted,
+    )
+
+
+def _planned(arm: results.Arm, measured: Measured) -> results.Arm:
+    first = measured.measurements.get(arm.strategy)
+    plan = {} if first is None else {"digest": first.plan_digest, "windows": first.windows_per_epoch}
+    return msgspec.structs.replace(arm, plan=plan)
 
 
 def _settings(request: RunRequest, config: Config) -> results.Settings:
+    rules = request.rules
     return results.Settings(
         token_budget=config.batching.token_budget,
         accumulation=config.batching.accumulation,
         drafters=1,
         warmup_windows=WARMUP_WINDOWS,
         windows=request.windows,
-        rounds=request.rounds,
+        rounds=request.looks.at[-1],
         seed=config.training.seed,
+        level=request.looks.level,
+        floor=rules.floor,
         trainer=msgspec.to_builtins(config),
+        gates=[gate.text for gate in rules.gates],
+        strict=rules.strict,
+        on_inconclusive=rules.on_inconclusive,
+        on_missing_baseline=rules.on_missing_baseline,
+        max_time=request.max_time,
     )
 
 
 def _data(config: Config, data: TokenStore) -> results.Data:
+    planned = data.lengths[data.rows(held_out=False)]
     return results.Data(
         name=config.data.store,
         fingerprint=data.fingerprint,
         samples=len(data),
         tokens=int(data.lengths.sum()),
+        lengths=results.lengths_fingerprint(planned),
     )

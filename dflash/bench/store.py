@@ -1,6 +1,12 @@
-"""Runs on disk: one Parquet file per run, a row per trial, the run's JSON in the file's metadata.
+"""Runs on disk: one Parquet file per run and table, named by a ULID, so that names sort by time.
 
-Any Parquet reader sees the trials as a flat table whose columns are the metrics by name.
+    .dflash-bench/runs/<ULID>.parquet           a row: the run, its JSON among it
+    .dflash-bench/trials/<ULID>.parquet         a row per trial, the metrics as columns
+    .dflash-bench/windows/<ULID>.parquet        a row per measured window
+    .dflash-bench/comparisons/<ULID>.parquet    a row per comparison
+
+Files are written under a temporary name and renamed, and none is ever changed, so any number of processes
+may write to one directory. Runs of schema version 1, one file each beside these folders, still load.
 """
 
 from __future__ import annotations
@@ -13,18 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash.bench.metrics import METRICS
 from dflash.bench.results import SCHEMA_VERSION, Run, Trial
+from dflash.bench.store_tables import TABLES, VERSION_KEY, tables, trial_of, trials_of
 from dflash.errors import DflashError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DIRECTORY = Path(".dflash-bench")
+LAST = "last"
 
-_VERSION_KEY = b"dflash.schema_version"
-_RUN_KEY = b"dflash.run"
-_METRICS_KEY = b"dflash.metrics"
+_OLD_RUN_KEY = b"dflash.run"  # where schema version 1 kept the run's JSON: the metadata of its trials
 
 
 def new_run_id() -> str:
@@ -41,7 +46,8 @@ def new_run_id() -> str:
 def open_directory(directory: Path = DIRECTORY) -> Path:
     """``directory``, made if need be; UsageError if it cannot hold files: ask before anything is measured."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        for folder in (directory, *(directory / table for table in TABLES)):
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"{directory}: cannot store runs there ({error.strerror}); name another directory"
@@ -52,15 +58,76 @@ def open_directory(directory: Path = DIRECTORY) -> Path:
 
 
 def save(run: Run, trials: Sequence[Trial], directory: Path = DIRECTORY) -> Path:
-    """Write ``<run_id>.parquet`` and return its path: whole and durable, or not there at all.
+    """Write every table of ``run``; the path of its row of `runs`, which comes last: whole, or not there."""
+    open_directory(directory)
+    for name, table in tables(run, trials).items():
+        _write(table, directory / name / f"{run.run_id}.parquet")
+    return directory / "runs" / f"{run.run_id}.parquet"
 
-    Any number of processes may write to one directory at once.
+
+def paths(directory: Path = DIRECTORY) -> list[Path]:
+    """The stored runs, oldest first."""
+    found = [*directory.glob("*.parquet"), *(directory / "runs").glob("*.parquet")]
+    return sorted((path for path in found if not path.name.startswith(".")), key=lambda path: path.stem)
+
+
+def find(name: str, directory: Path = DIRECTORY) -> Path:
+    """The stored run that ``name`` means: `last`, the start of one run's name, or a path.
+
+    Raises UsageError if there is none, or more than one.
     """
-    import pyarrow as pa
+    if name.endswith(".parquet"):
+        return Path(name)
+    stored = paths(directory)
+    if not stored:
+        raise UsageError(f"{directory}: no run is stored there; dflash-bench --strategy ... stores one")
+    if name == LAST:
+        return stored[-1]
+    found = [path for path in stored if path.stem.startswith(name.upper())]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(
+            f"no run {name!r} in {directory}; the last is {stored[-1].stem}, see dflash-bench show --list"
+        )
+    raise UsageError(f"{name!r} is the start of {len(found)} runs: {', '.join(p.stem for p in found[:4])}")
+
+
+def load(path: Path) -> tuple[Run, list[Trial]]:
+    """The run in ``path`` and its trials; UsageError if it is not a whole run that this version can read."""
+    table = _read(path)
+    metadata = table.schema.metadata or {}
+    old = _OLD_RUN_KEY in metadata
+    if VERSION_KEY not in metadata or not (old or "document" in table.column_names):
+        raise UsageError(f"{path}: a Parquet file, but not a run; give a file that dflash-bench wrote")
+    version = int(metadata[VERSION_KEY])
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{path}: schema version {version}, this dflash reads up to {SCHEMA_VERSION}; install a newer one"
+        )
+    try:
+        if old:
+            run = msgspec.json.decode(metadata[_OLD_RUN_KEY], type=Run)
+            return run, [trial_of(row) for row in table.to_pylist()]
+        run = msgspec.json.decode(table.column("document")[0].as_py(), type=Run)
+        trials, windows = (
+            _read(path.parent.parent / name / path.name).to_pylist() for name in ("trials", "windows")
+        )
+        return run, trials_of(trials, windows)
+    except (msgspec.MsgspecError, DflashError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(f"{path}: the run in it does not make sense ({error})") from None
+
+
+def rows(path: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of one table of a stored run of any version, in this version's columns."""
+    run, trials = load(path)
+    found: list[dict[str, Any]] = tables(run, trials)[table].to_pylist()
+    return found
+
+
+def _write(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist([_row(trial) for trial in trials], schema=_schema(run))
-    path = open_directory(directory) / f"{run.run_id}.parquet"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -72,76 +139,18 @@ def save(run: Run, trials: Sequence[Trial], directory: Path = DIRECTORY) -> Path
         raise DflashError(f"{path}: cannot write the run ({error.strerror})") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return path
 
 
-def load(path: Path) -> tuple[Run, list[Trial]]:
-    """The run in ``path`` and its trials; UsageError if it is not a whole run that this version can read."""
+def _read(path: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            table = file.read()
+            return file.read()
     except OSError as error:
         raise UsageError(f"{path}: cannot read it ({error.strerror or 'not a Parquet file'})") from None
     except pa.ArrowException:
         raise UsageError(
             f"{path}: not a Parquet file, or a damaged one; give a file that dflash-bench wrote"
         ) from None
-    metadata = table.schema.metadata or {}
-    if not metadata.keys() >= {_VERSION_KEY, _RUN_KEY, _METRICS_KEY}:
-        raise UsageError(f"{path}: a Parquet file, but not a run; give a file that dflash-bench wrote")
-    version = int(metadata[_VERSION_KEY])
-    if version > SCHEMA_VERSION:
-        raise UsageError(
-            f"{path}: schema version {version}, this dflash reads up to {SCHEMA_VERSION}; install a newer one"
-        )
-    try:
-        run = msgspec.json.decode(metadata[_RUN_KEY], type=Run)
-        names = [str(definition["name"]) for definition in msgspec.json.decode(metadata[_METRICS_KEY])]
-        return run, [_trial(row, names) for row in table.to_pylist()]
-    except (msgspec.MsgspecError, DflashError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: the run in it does not make sense ({error})") from None
-
-
-def _schema(run: Run) -> pa.Schema:
-    """Explicit, so that a column that is null in every row keeps its type."""
-    import pyarrow as pa
-
-    shares = pa.map_(pa.string(), pa.map_(pa.string(), pa.float64()))
-    columns: list[tuple[str, Any]] = [
-        ("pair", pa.int64()),
-        ("slot", pa.int64()),
-        ("arm", pa.string()),
-        ("seed", pa.int64()),
-        ("status", pa.string()),
-        ("error", pa.string()),
-        *((name, pa.float64()) for name in METRICS),
-        ("losses", pa.list_(pa.float64())),
-        ("plan_digest", pa.string()),
-        ("stages", shares),
-        ("bottleneck", pa.string()),
-        ("steal_seconds", pa.float64()),
-        ("load", pa.float64()),
-    ]
-    metadata: dict[bytes | str, bytes | str] = {
-        _VERSION_KEY: str(run.schema_version).encode(),
-        _RUN_KEY: run.to_json(),
-        _METRICS_KEY: msgspec.json.encode(list(METRICS.values())),
-    }
-    return pa.schema(columns, metadata=metadata)
-
-
-def _row(trial: Trial) -> dict[str, Any]:
-    row: dict[str, Any] = msgspec.structs.asdict(trial)
-    row |= dict.fromkeys(METRICS) | row.pop("metrics")
-    return row
-
-
-def _trial(row: dict[str, Any], names: Sequence[str]) -> Trial:
-    """The trial in a row of any version: columns that a later version added are passed over."""
-    known = {key: row[key] for key in Trial.__struct_fields__ if key in row}
-    stages = {stage: dict(shares) for stage, shares in row["stages"]}
-    metrics = {name: row[name] for name in names if name in METRICS}
-    return msgspec.convert(known | {"stages": stages, "metrics": metrics}, type=Trial)

@@ -12,10 +12,20 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dflash.bench.metrics import number, percent
-from dflash.bench.results import Arm
+from dflash.bench import findings
+from dflash.bench.metrics import ABSENT, number, percent
+from dflash.bench.results import Arm, Comparison
+from dflash.bench.verdict import Verdict
 
-ABSENT = "\u2013"
+STYLES: dict[Verdict | None, str] = {
+    Verdict.OK: "green",
+    Verdict.IMPROVED: "green",
+    Verdict.REGRESSED: "red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.NO_BASELINE: "yellow",
+    Verdict.ERROR: "bold red",
+    None: "dim",
+}
 
 _LONG_NAME = 16
 _ASCII = str.maketrans({"\u202f": " ", "\u2212": "-", ABSENT: "-"})
@@ -39,11 +49,10 @@ def show_all(parts: Iterable[RenderableType], console: Console | None = None) ->
     console.file.flush()
 
 
-def table(first: str, *others: str) -> Table:
-    """An empty table with these headers; columns without one stand left."""
-    grid = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold"
-    )
+def table(first: str, *others: str, gap: int = 2) -> Table:
+    """An empty table with these headers and ``gap`` spaces between columns; those without one stand left."""
+    padding = (0, gap - 1, 0, 0)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=padding, pad_edge=False, header_style="bold")
     grid.add_column(first, overflow="fold")
     for header in others:
         grid.add_column(header, justify="right" if header else "left", no_wrap=True)
@@ -58,6 +67,13 @@ def labelled(lines: Iterable[tuple[str, Text]]) -> Table:
     for label, text in lines:
         grid.add_row(Text(label), text)
     return grid
+
+
+def finding(comparison: Comparison) -> Text:
+    """The verdict, who met whom, and why."""
+    words = f"{findings.title(comparison)}: {findings.reason(comparison)}"
+    verdict = comparison.verdict or "no verdict"
+    return Text.assemble((verdict, STYLES[comparison.verdict]), "  ", clean(words))
 
 
 def name_cell(arm: Arm) -> Text:

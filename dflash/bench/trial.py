@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import resource
-import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dflash.batching.composition import measure_composition
+import torch
+
+from dflash.bench import machine, trial_figures
+from dflash.bench.clock import window_clock
 from dflash.bench.exchange import Measurement, TrialRequest
-from dflash.bench.machine import read_load
+from dflash.bench.flops import Sizes, window_drafter_flops, window_target_flops
+from dflash.bench.injection import slowed, worsened
+from dflash.bench.steady_state import unsteady
+from dflash.bench.throttling import throttle_reasons
+from dflash.bench.trial_figures import Measured, Reading
 from dflash.bench.window_set import representative_windows
 from dflash.data.sources import open_store
+from dflash.data.store import TokenStore
 from dflash.errors import TrialError
-from dflash.pipeline import Telemetry
-from dflash.pipeline.work import Counts
 from dflash.plugin_manager import PluginManager
-from dflash.training.models import load_models
+from dflash.training.models import staff_for
+from dflash.training.placement import place
 from dflash.training.run import TrainingRun, training_run
-from dflash.training.schedule import EpochPlan, held_out_micro_batches, in_training_order, plan_epoch
+from dflash.training.schedule import (
+    EpochPlan,
+    Window,
+    held_out_micro_batches,
+    in_training_order,
+    plan_epoch,
+)
 from dflash.training.step import EvaluationResult, WindowResult
-
-
-@dataclass
-class _Clock:
-    """What is read when a window's commit reaches the caller."""
-
-    telemetry: Telemetry
-    cpu: float = field(default_factory=time.process_time)
 
 
 def measure_trial(request: TrialRequest) -> Measurement:
@@ -45,27 +48,39 @@ def measure_trial(request: TrialRequest) -> Measurement:
     config = request.config
     arm = PluginManager(blocked=request.blocked).arms(request.strategy)[0]
     store = open_store(config.data)
-    epoch = plan_epoch(arm.strategy, arm.name, store, config, epoch=0)
-    cycle = representative_windows(epoch, request.windows)
-    cooldown = -(-config.pipeline.depth // config.batching.accumulation)
-    total = request.warmup + request.windows + cooldown
-    order = [cycle[(number - request.warmup) % len(cycle)] for number in range(total)]
-    work = in_training_order(
-        (epoch.window(window) for window in order), held_out_micro_batches(store, config), [total]
-    )
-    models = load_models(config, store)
-    before = read_load()
-    with training_run(config, store, models, work, total, diversity=True) as run:
+    drafters = config.pipeline.drafters
+    strategy = worsened(arm.strategy, request.inject)
+    epoch = plan_epoch(strategy, arm.name, store, config, epoch=0, drafters=drafters)
+    windows = [epoch.window(window) for window in _order(epoch, request)]
+    held_out = held_out_micro_batches(store, config)
+    work = in_training_order(windows, held_out, [len(windows)], drafters=drafters)
+    staff, placement = staff_for(config, store), place(config.pipeline)
+    load = machine.read_load().load
+    with (
+        slowed(request.inject),
+        window_clock(placement) as clock,
+        training_run(config, store, staff, work, len(windows), diversity=True) as run,
+    ):
         seen = _follow(run, request)
-    return _measurement(epoch, request, seen, read_load().since(before).steal_seconds, before.load)
+    seconds = clock.seconds_between(seen.results)
+    return _measurement(epoch, windows, request, store, seen, seconds, load)
+
+
+def _order(epoch: EpochPlan, request: TrialRequest) -> list[int]:
+    cycle = representative_windows(epoch, request.windows)
+    settings = request.config
+    cooldown = -(-settings.pipeline.depth // settings.batching.accumulation)
+    total = request.warmup + request.windows + cooldown
+    return [cycle[(number - request.warmup) % len(cycle)] for number in range(total)]
 
 
 @dataclass
 class _Seen:
     results: list[WindowResult] = field(default_factory=list)
-    start: _Clock | None = None
-    end: _Clock | None = None
+    start: Reading | None = None
+    end: Reading | None = None
     held_out_loss: float | None = None
+    throttled: list[str] = field(default_factory=list)
 
 
 def _follow(run: TrainingRun, request: TrialRequest) -> _Seen:
@@ -77,73 +92,59 @@ def _follow(run: TrainingRun, request: TrialRequest) -> _Seen:
             continue
         seen.results.append(result)
         if result.window == request.warmup - 1:
-            seen.start = _Clock(run.telemetry())
+            seen.start = _read(run)
         elif result.window == request.warmup + request.windows - 1:
-            seen.end = _Clock(run.telemetry())
+            seen.end = _read(run)
+            if torch.cuda.is_available():
+                # Off the clock, but while the GPUs are still at work.
+                seen.throttled = throttle_reasons()
     return seen
 
 
+def _read(run: TrainingRun) -> Reading:
+    return Reading(run.telemetry(), time.process_time(), machine.read_load())
+
+
 def _measurement(
-    epoch: EpochPlan, request: TrialRequest, seen: _Seen, steal_seconds: float | None, load: float | None
+    epoch: EpochPlan,
+    windows: Sequence[Window],
+    request: TrialRequest,
+    store: TokenStore,
+    seen: _Seen,
+    seconds: Sequence[float],
+    load: float | None,
 ) -> Measurement:
     if seen.start is None or seen.end is None:
         raise TrialError(f"only {len(seen.results)} windows were committed")
-    last_warmup = seen.results[request.warmup - 1]
-    measured = seen.results[request.warmup : request.warmup + request.windows]
-    seconds = measured[-1].committed_at - last_warmup.committed_at
-    counts = sum((window.counts for window in measured), start=Counts())
-    interval = seen.end.telemetry - seen.start.telemetry
-    diversities = [w.gradient_diversity for w in measured if w.gradient_diversity is not None]
-    block = request.config.drafter.block_size
+    config, sizes = request.config, Sizes.of(request.config)
+    warmup, end = request.warmup, request.warmup + request.windows
+    # Number k of the seconds is window k + 1, for nothing was committed before the first.
+    measured = Measured(
+        seen.results[warmup:end], seconds[warmup - 1 : end - 1], seen.start, seen.end, seen.held_out_loss
+    )
+    of_drafter = [window_drafter_flops(window, store, config, sizes) for window in windows[:end]]
+    of_target = [window_target_flops(window, sizes) or 0 for window in windows[:end]]
+    work = [drafter + target for drafter, target in zip(of_drafter, of_target, strict=True)]
+    # A time for each operation, because the windows of a set differ in work by intent.
+    paces = [spent / done for spent, done in zip(seconds[: end - 1], work[1:], strict=True) if done]
+    unsteadiness = unsteady(paces, warmup - 1) if len(paces) == end - 1 else None
     return Measurement(
         metrics={
-            "tok_s": counts.real_tokens / seconds,
-            "padded_tok_s": counts.padded_tokens / seconds,
-            "loss_tok_s": counts.loss_tokens / seconds,
-            **_composition(epoch),
-            "anchor_slot_efficiency": _share(counts.loss_tokens, counts.anchor_slots * (block - 1)),
-            "label_coverage": _share(counts.covered_tokens, counts.supervised_tokens),
-            "final_loss": seen.held_out_loss,
-            "gradient_diversity": statistics.fmean(diversities) if diversities else None,
-            "target_utilisation": _busy(interval, "target"),
-            "drafter_utilisation": _busy(interval, "drafter"),
-            "window_seconds": seconds / len(measured),
-            "cpu_seconds": seen.end.cpu - seen.start.cpu,
-            "peak_memory_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            **trial_figures.of_the_clock(measured),
+            **trial_figures.of_the_plan(epoch, sizes),
+            **trial_figures.of_the_work(measured, config.drafter.block_size, sum(of_drafter[warmup:])),
+            **trial_figures.of_the_memory(),
         },
-        losses=[window.loss for window in measured],
+        losses=[window.loss for window in measured.results],
         plan_digest=epoch.plan.digest(),
         windows_per_epoch=epoch.plan.windows,
-        stages=_shares(interval),
-        bottleneck=interval.bottleneck,
-        steal_seconds=steal_seconds,
+        stages=trial_figures.stage_shares(measured.telemetry),
+        bottleneck=measured.telemetry.bottleneck,
+        steal_seconds=measured.steal.steal_seconds,
         load=load,
+        windows=trial_figures.window_figures(measured),
+        steal_share=trial_figures.steal_share(measured),
+        throttled=seen.throttled,
+        notes=[unsteadiness] if unsteadiness else [],
+        machine=machine.describe(),
     )
-
-
-def _composition(epoch: EpochPlan) -> dict[str, float | None]:
-    """Measures of the whole epoch's plan; None where this plan does not define one."""
-    measures = measure_composition(epoch.plan, epoch.lengths, epoch.request).metrics
-    return {name: None if math.isnan(value) else value for name, value in measures.items()}
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-def _busy(interval: Telemetry, kind: str) -> float:
-    """Mean busy share of the workers of a kind; a difference of floats may say a hair more than one."""
-    return statistics.fmean(
-        min(1.0, stage.busy / stage.wall) for stage in interval.stages if stage.name.startswith(f"{kind}-")
-    )
-
-
-def _shares(interval: Telemetry) -> dict[str, dict[str, float]]:
-    return {
-        stage.name: {
-            activity: getattr(stage, activity) / stage.wall
-            for activity in ("busy", "starved", "blocked", "copy", "barrier")
-        }
-        for stage in interval.stages
-        if stage.wall
-    }

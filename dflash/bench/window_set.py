@@ -20,13 +20,16 @@ _PASSES = 5
 
 
 def representative_windows(epoch: EpochPlan, count: int) -> list[int]:
-    """``count`` windows of a plan, ascending, that stand for all of it; all, if it has no more.
+    """``count`` windows of a plan that stand for all of it; all, if it has no more.
 
     The windows are cut into strata of equal size by mean sample length, and one is taken from each, such
     that the sums over the set come near to the sums over the strata's means: in padding efficiency above
     all, then in real tokens, padded tokens, work with attention, and samples. Consecutive or random windows
     would make the clock of a trial a lottery over lengths. The choice is a function of the plan, so all
     trials of an arm repeat it.
+
+    They come from the middle of the lengths outwards: shorter and longer ones take turns, so that no length
+    passes for a pace that changes on the way, and the extremes are last, which is where a warm-up begins.
 
     Raises:
         TrialError: the plan has no window, or no such set was found with the plan's padding efficiency.
@@ -45,7 +48,8 @@ def representative_windows(epoch: EpochPlan, count: int) -> list[int]:
             misses = np.square(others_F + traits_WF[stratum] - wanted_F).sum(axis=1)
             chosen[place] = int(stratum[np.argmin(misses)])
     _check_padding(composition, chosen)
-    return sorted(chosen)
+    middle = (len(chosen) - 1) / 2
+    return [chosen[place] for place in sorted(range(len(chosen)), key=lambda place: abs(place - middle))]
 
 
 def _mean_lengths(composition: Composition) -> NDArray[np.float64]:

@@ -161,7 +161,7 @@ def prepare(
     _refuse_foreign_stores(sources, loaded)
     treatment = Treatment(prompt_tokens, as_chat, _template_arguments(template_arguments))
     rules = Rules(max_tokens, overlong, min_supervised, held_out, loaded.mask_id)
-    job = Tokenisation(tokenizer, MASK_TOKENS, treatment, rules)
+    job = Tokenisation(loaded, treatment, rules)
     notes = {
         "data": "prepared",
         "pad_id": loaded.pad_id,
@@ -176,7 +176,7 @@ def prepare(
     _make_folder(out)
     if regenerate is None:
         return _tokenise(sources, job, out, notes, running)
-    return _regenerate(sources, job, out, notes, running, loaded, regenerate, _GENERATION | given)
+    return _regenerate(sources, job, out, notes, running, regenerate, _GENERATION | given)
 
 
 def _tokenise(
@@ -202,7 +202,6 @@ def _regenerate(
     out: Path,
     notes: dict[str, Any],
     running: dict[str, Any],
-    tokenizer: TextTokenizer,
     target: str,
     options: dict[str, Any],
 ) -> int:
@@ -217,13 +216,12 @@ def _regenerate(
     from dflash.models.regeneration import Regeneration
 
     folder = sample_target_dir() if target == "sample" else Path(target)
-    _refuse_foreign_tokenizer(tokenizer, folder)
+    _refuse_foreign_tokenizer(job.tokenizer, folder)
     identity = identify(folder, math.nan)
     kept = out.with_name(f"{out.name}.regenerated")
     decoding = Decoding(**{name: options[name] for name in Decoding.__dataclass_fields__})
     regeneration = Regeneration(
         job.tokenizer,
-        job.mask_tokens,
         job.treatment,
         job.rules,
         str(folder),

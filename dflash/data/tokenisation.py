@@ -137,20 +137,15 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Tokenisation(msgspec.Struct, frozen=True):
-    """The job of making samples of rows as they are; other processes open it for themselves."""
+    """The job of making samples of rows as they are."""
 
-    tokenizer: str
-    mask_tokens: tuple[str, ...]
+    tokenizer: TextTokenizer
     treatment: Treatment
     rules: Rules
 
     def open(self) -> Callable[[Sequence[Row]], Done]:
-        """Load what the job needs, and return what does it for a few rows.
-
-        Raises:
-            UsageError: the tokenizer cannot be loaded.
-        """
-        tokenizer = RowTokenizer(TextTokenizer.load(self.tokenizer, self.mask_tokens), self.treatment)
+        """What does the job for a few rows."""
+        tokenizer = RowTokenizer(self.tokenizer, self.treatment)
 
         def work(rows: Sequence[Row]) -> Done:
             samples = tokenizer.samples(rows)

@@ -16,22 +16,22 @@ Offsets = list[tuple[int, int]]
 
 
 class TextTokenizer:
-    """Text to ids and back. Load one with ``TextTokenizer.load``; each process has its own.
+    """Text to ids and back. Load one with ``TextTokenizer.load``.
 
-    ``vocabulary`` has the id of each token, ``special_ids`` and ``special_tokens`` the added ones that are no
-    text, and:
+    It can be sent to other processes, which then have no need of transformers, but for chat templates.
 
-    ``size``     ids are below it
-    ``eos_id``   ends a document or a turn; None if the tokenizer has no such token
-    ``pad_id``   for padding in micro-batches
-    ``mask_id``  of the token that stands for 'not drafted yet'; None if the tokenizer has none
-    ``digest``   SHA-256 (hex) over all that decides what text becomes, the chat template included
-    ``hub``      transformers' object, for chat templates
+    ``vocabulary``      id of each token
+    ``size``            ids are below it
+    ``special_tokens``  added ones that are no text, ``special_ids`` theirs
+    ``eos_id``          ends a document or a turn; None if the tokenizer has no such token
+    ``pad_id``          for padding in micro-batches
+    ``mask_id``         of the token that stands for 'not drafted yet'; None if the tokenizer has none
+    ``digest``          SHA-256 (hex) over all that decides what text becomes, the chat template included
     """
 
     def __init__(self, hub: Any, folder: Path, mask_tokens: Sequence[str]) -> None:
-        self.hub = hub
         self.folder = folder
+        self._hub = hub
         self._backend = hub.backend_tokenizer
         # A tokenizer.json may ask for both, and would cut every long text without a word.
         self._backend.no_truncation()
@@ -58,24 +58,20 @@ class TextTokenizer:
         Raises:
             UsageError: the folder holds no tokenizer, or one without a fast version.
         """
-        # Its threads and a fork of the process that has used them have deadlocked many a preparation. Ours
-        # are whole processes, and each is one thread.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         folder = sample_target_dir() if where == "sample" else Path(where)
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; give the folder of a tokenizer, or 'sample'")
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
+        return cls(_load_hub(folder), folder, mask_tokens)
 
-        logging.set_verbosity(logging.CRITICAL)  # it reports in many lines what is refused here in one
-        try:
-            hub = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the tokenizers' own errors are of no narrower class
-            reason = str(error).strip().partition("\n")[0].rstrip(".: ")
-            raise UsageError(f"{folder} holds no tokenizer that can be loaded ({reason})") from error
-        if not hub.is_fast:
-            raise UsageError(f"{folder} has no fast tokenizer: save one that has a tokenizer.json")
-        return cls(hub, folder, mask_tokens)
+    @property
+    def hub(self) -> Any:
+        """The tokenizer of transformers, for chat templates."""
+        if self._hub is None:
+            self._hub = _load_hub(self.folder)
+        return self._hub
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hub": None}
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text and of nothing else: special tokens only where the text spells them out."""
@@ -100,3 +96,21 @@ class TextTokenizer:
 
 def _without_end(ids: Ids, eos_id: int | None) -> Ids:
     return ids[:-1] if len(ids) > 1 and ids[-1] == eos_id else ids
+
+
+def _load_hub(folder: Path) -> Any:
+    # Its threads and a fork of the process that has used them have deadlocked many a preparation. Ours are
+    # fresh processes, and each is one thread.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity(logging.CRITICAL)  # it reports in many lines what is refused here in one
+    try:
+        hub = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers' own errors are of no narrower class
+        reason = str(error).strip().partition("\n")[0].rstrip(".: ")
+        raise UsageError(f"{folder} holds no tokenizer that can be loaded ({reason})") from error
+    if not hub.is_fast:
+        raise UsageError(f"{folder} has no fast tokenizer: save one that has a tokenizer.json")
+    return hub

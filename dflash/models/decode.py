@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from dflash.models.cached_target import CachedTarget
 from dflash.models.drafter import Context, Drafter, TargetHead
+from dflash.models.loss import target_logits
 from dflash.models.sampling import Rule
 
 Int64 = NDArray[np.int64]
@@ -71,7 +72,7 @@ class DrafterContext:
             torch.tensor([token], device=device),
             self._head,
         )
-        return hidden_1BH[0, 1:] @ self._head.head_VH.T
+        return target_logits(hidden_1BH[0, 1:], self._head.head_VH)
 
 
 def _attend_to_all(

@@ -53,6 +53,9 @@ def identify(folder: Path, perplexity: float) -> TargetIdentity:
         UsageError: its config.json cannot be read.
     """
     config = read_json(folder / "config.json")
+    missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if key not in config]
+    if missing:
+        raise UsageError(f"{folder}/config.json has no {missing[0]!r}: it is no decoder that a drafter fits")
     canonical = json.dumps(config, sort_keys=True).encode()
     return TargetIdentity(
         architecture=(config.get("architectures") or [config["model_type"]])[0],

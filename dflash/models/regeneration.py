@@ -24,7 +24,7 @@ _NOTHING = Sample([], [])
 
 
 class Regeneration(msgspec.Struct, frozen=True):
-    """Samples whose responses are the target's; other processes open the job for themselves.
+    """The job of making samples whose responses are the target's.
 
     A chunk's file is named by all that decides what is in it, so that a later start takes only what it would
     make again: the rows, these settings, the tokenizer, the target's weights, the versions of what computes.
@@ -33,8 +33,7 @@ class Regeneration(msgspec.Struct, frozen=True):
     ``kept``         folder of the chunks that are done
     """
 
-    tokenizer: str
-    mask_tokens: tuple[str, ...]
+    tokenizer: TextTokenizer
     treatment: Treatment
     rules: Rules
     target: str
@@ -46,29 +45,33 @@ class Regeneration(msgspec.Struct, frozen=True):
     kept: str
 
     def open(self) -> Callable[[Sequence[Row]], Done]:
-        """Load tokenizer and target, and return what does a chunk.
+        """Load the target, and return what does a chunk.
 
         Raises:
-            UsageError: one of them cannot be loaded.
+            UsageError: the target cannot be loaded.
         """
-        tokenizer = TextTokenizer.load(self.tokenizer, self.mask_tokens)
-        return _Regenerator(self, tokenizer)
+        return _Regenerator(self)
 
-    def digest(self, tokenizer: TextTokenizer) -> bytes:
+    def digest(self) -> bytes:
         """Of what decides the result beside the rows."""
         import transformers
 
-        elsewhere = msgspec.structs.replace(self, tokenizer=tokenizer.digest, target="", kept="")
+        settings = {
+            **msgspec.structs.asdict(self),
+            "tokenizer": self.tokenizer.digest,
+            "target": "",
+            "kept": "",
+        }
         versions = [str(torch.__version__), transformers.__version__, _FORMAT]
-        return hashlib.sha256(msgspec.msgpack.encode([elsewhere, *versions])).digest()
+        return hashlib.sha256(msgspec.msgpack.encode([settings, *versions])).digest()
 
 
 class _Regenerator:
-    def __init__(self, job: Regeneration, tokenizer: TextTokenizer) -> None:
+    def __init__(self, job: Regeneration) -> None:
         self._job = job
-        self._digest = job.digest(tokenizer)
-        self._rows = RowTokenizer(tokenizer, job.treatment)
-        ends = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        self._digest = job.digest()
+        self._rows = RowTokenizer(job.tokenizer, job.treatment)
+        ends = () if job.tokenizer.eos_id is None else (job.tokenizer.eos_id,)
         self._continue = Continuer.load(
             Path(job.target), job.decoding, ends, device=job.device, dtype=job.dtype
         )

@@ -28,7 +28,7 @@ from dflash.models.decode import DrafterContext, Limits, Response, decode, decod
 from dflash.models.drafter import Drafter
 from dflash.models.export import read_drafter
 from dflash.models.sampling import Greedy, RejectionSampling, Rule
-from dflash.models.shape import DrafterShape
+from dflash.models.starting_point import check_target
 from dflash.models.target import load_causal_lm, target_head
 from dflash.training.schedule import held_out_micro_batches
 from dflash.training.teacher_forced import Parity, TeacherForced, parity, teacher_forced
@@ -144,7 +144,7 @@ def evaluate_drafter(request: EvaluationRequest) -> Evaluation:
     drafter = read_drafter(request.checkpoint, request.device)
     folder = target_folder(DataSettings(target=request.target))
     model = load_causal_lm(folder).to(request.device)
-    check_fit(drafter.shape, model, request.checkpoint, folder)
+    check_target(drafter.shape, request.checkpoint, folder)
     store = open_store(DataSettings(store=request.data), say)
     prompts = choose_prompts(store, request.prompts, request.prompt_tokens, drafter.shape.vocab_size)
     done = _Decoded([], [], [])
@@ -192,21 +192,6 @@ def choose_prompts(
             )
         prompts.append((row, prompt))
     return prompts
-
-
-def check_fit(shape: DrafterShape, model: Any, checkpoint: Path, folder: Path) -> None:
-    """UsageError if a drafter was made for a target of other sizes than ``model``, a causal LM."""
-    embedding = model.get_input_embeddings()
-    for what, mine, its in (
-        ("hidden size", shape.hidden_size, embedding.embedding_dim),
-        ("vocabulary", shape.vocab_size, embedding.num_embeddings),
-        ("target depth", shape.target_layers, model.config.num_hidden_layers),
-    ):
-        if mine != its:
-            raise UsageError(
-                f"{checkpoint} is the drafter of another target: its {what} is {mine}, "
-                f"that of {folder} is {its}"
-            )
 
 
 def _decode(

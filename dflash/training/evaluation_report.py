@@ -23,8 +23,8 @@ def show(evaluation: Evaluation, console: Console | None = None) -> None:
     figures = Table.grid(padding=(0, 2, 0, 0))
     figures.add_column(style="dim", no_wrap=True)
     figures.add_column(overflow="fold")
-    for label, text in _figures(evaluation):
-        figures.add_row(label, text)
+    for label, figure in _figures(evaluation):
+        figures.add_row(label, figure)
     with console.capture() as captured:
         console.print(figures, "", _lengths(evaluation), sep="\n")
     text = captured.get()
@@ -43,11 +43,8 @@ def _figures(found: Evaluation) -> Iterator[tuple[str, Text]]:
     yield "tau", Text(f"{_length(found.tau)} mean over responses{bounds}")
     yield "", Text(f"{_length(found.pooled_tau)} mean over all {sum(found.histogram):,} verifications")
     if found.teacher_forced_length is not None:
-        yield (
-            "teacher-forced",
-            Text(f"{_length(found.teacher_forced_length)} at the anchors of the verifications"),
-        )
-        yield "", Text(f"{_length(found.teacher_forced_everywhere)} at every position of the responses")
+        yield "teacher-forced", Text(f"{_length(found.teacher_forced_length)} mean at the same anchors")
+        yield "", Text(f"{_length(found.teacher_forced_everywhere)} mean at every position")
     if found.parity is not None:
         equal = f"equal lengths at {found.parity.same:,} of {found.parity.verifications:,} verifications"
         apart = "; training and decoding do not see the same"

@@ -97,6 +97,15 @@ def load_models(config: Config, store: TokenStore) -> Models:
     return Models(targets, head, drafter, found)
 
 
+def staff_for(config: Config, store: TokenStore) -> Staff:
+    """The models of a run on the engine of its settings.
+
+    Raises:
+        UsageError: as :func:`load_models`; workers with processes of their own find out for themselves.
+    """
+    return ModelsApart(config) if place(config.pipeline).engine == "process" else load_models(config, store)
+
+
 def _load_target(config: Config, device: str) -> Target:
     folder = target_folder(config.data)
     model = load_causal_lm(folder, config.data.target_dtype).to(device)

@@ -52,7 +52,7 @@ def test_two_strategies_are_compared(bench, small_file, tmp_path):
     assert sorted_ > 0.95 > random
     (speed,) = (c for c in run["comparisons"] if c["metric"] == "tok_s")
     assert (speed["strategy"], speed["pairs"], speed["low"], speed["verdict"]) == ("sorted", 1, None, None)
-    (file,) = (tmp_path / ".dflash-bench").iterdir()
+    (file,) = store.paths(tmp_path / ".dflash-bench")
     stored, trials = store.load(file)
     assert json.loads(stored.to_json()) == run
     assert len(trials) == 2
@@ -61,7 +61,7 @@ def test_two_strategies_are_compared(bench, small_file, tmp_path):
 def test_repeats_of_an_arm_are_equal_to_the_last_bit(bench, small_file, tmp_path):
     result = bench("-s", "bucketed:buckets=3", "--rounds", "3", "--windows", "4", "--config", small_file)
     assert result.code == 0, result.err
-    (file,) = (tmp_path / ".dflash-bench").iterdir()
+    (file,) = store.paths(tmp_path / ".dflash-bench")
     _, trials = store.load(file)
     assert len(trials) == 3 and len(trials[0].losses) == 4
     assert all(
@@ -93,7 +93,7 @@ def test_a_strategy_that_fails_in_a_trial(bench, small_file, third_party, tmp_pa
     result = bench("-s", f"random,{name}", "--rounds", "2", "--windows", "3", "--config", small_file, env=env)
     assert result.code == 3
     assert reason in result.out and "Traceback" not in result.out + result.err
-    (file,) = (tmp_path / ".dflash-bench").iterdir()
+    (file,) = store.paths(tmp_path / ".dflash-bench")
     run, trials = store.load(file)
     arms = {arm.strategy: arm for arm in run.arms}
     assert arms["random"].metrics["tok_s"] > 0 and arms["random"].error is None
@@ -116,6 +116,19 @@ def test_a_strategy_that_fails_in_a_trial(bench, small_file, third_party, tmp_pa
         (["-s", "random", "--target", "nowhere"], "nowhere"),
         (["-s", "random", "--quick", "--thorough"], "contradict"),
         (["-s", "random", "--rounds", "0"], "--rounds"),
+        (["-s", "random", "--fail-on", "tok_s:abc"], "'abc' is no percentage"),
+        (["-s", "random", "--fail-on", "toks:5%"], "unknown metric 'toks'"),
+        (["-s", "random", "--fail-on", "bucketd.tok_s:5%"], "did you mean 'bucketed'"),
+        (["-s", "random", "--floor", "2"], "--floor: '2' is no percentage"),
+        (["-s", "random", "--max-time", "soon"], "'soon' is no time"),
+        (["-s", "random", "--against", "main", "--reference", "random"], "contradict"),
+        (["-s", "random", "--against", "no-such-revision"], "git|no such commit"),
+        (["-s", "random", "-q", "-v"], "contradict"),
+        (["-s", "random", "--json", "-", "--markdown", "-"], "cannot both"),
+        (["show", "01ZZ"], "no run is stored"),
+        (["compare", "last"], "no run is stored"),
+        (["export", "csv"], "no run is stored"),
+        (["baseline", "save", "main"], "no run is stored"),
         (["-s", "random", "-p", "random"], "no:NAME"),
         (["-s", "random", "-p", "no:random"], "blocked"),
         (["--wrong"], "--wrong"),
@@ -127,6 +140,32 @@ def test_misuse_is_one_line_and_exit_2(bench, arguments, words):
     assert result.code == 2
     assert re.search(words, result.err)
     assert len(result.err.splitlines()) == 1 and not result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-s", "random", "--fail-on", "tok_s:5%"], "tok_s is a clock, and random has no partner"),
+        (["-s", "random,sorted", "--fail-on", "bucketed.tok_s:5%"], "bucketed is compared with nothing"),
+        (["-s", "random", "--baseline", "main"], "no such baseline"),
+        (["baseline", "show", "main"], "no such baseline"),
+    ],
+)
+def test_a_gate_that_could_compare_nothing_is_exit_5_before_anything_runs(bench, arguments, words):
+    result = bench(*arguments)
+    assert result.code == 5
+    assert re.search(words, result.err) and len(result.err.splitlines()) == 1
+
+
+def test_a_bug_is_not_taken_for_a_regression(bench, tmp_path):
+    """Python exits with 1 after an exception, and 1 is for regressions."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import dflash.command_line as c\ndef broken(*_): raise RuntimeError('a bug')\n"
+        "c.run_command = broken\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = bench("--version", env={"PYTHONPATH": path})
+    assert result.code == 3 and "RuntimeError: a bug" in result.err
 
 
 def test_interrupt_keeps_finished_pairs_and_leaves_no_process(small_file, tmp_path):
@@ -142,14 +181,14 @@ def test_interrupt_keeps_finished_pairs_and_leaves_no_process(small_file, tmp_pa
         start_new_session=True,
     )
     for line in process.stderr:
-        if line.startswith("trial 3/"):
+        if line.startswith("trial 3,"):
             break
     # To the whole group, as a terminal does.
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    (file,) = (tmp_path / ".dflash-bench").iterdir()
+    (file,) = store.paths(tmp_path / ".dflash-bench")
     run, trials = store.load(file)
     pairs = [trial.pair for trial in trials]
     assert run.exit_code == 130 and pairs.count(0) == 2 and len(pairs) == 2 * len(set(pairs))
@@ -183,7 +222,12 @@ def test_help_teaches_and_both_forms_of_run_are_one(bench):
 
 def test_light_commands_import_nothing_that_costs():
     """--help, --version and plugins list answer at once because of what they do not import."""
-    for arguments in (["--help"], ["--version"], ["plugins", "list"], ["plan", "--help"], ["run", "--help"]):
+    for arguments in (
+        ["--help"],
+        ["--version"],
+        ["plugins", "list"],
+        *([name, "--help"] for name in ("plan", "run", "compare", "show", "baseline", "aa", "power")),
+    ):
         script = (
             "import sys\nfrom dflash.bench.cli import cli\n"
             f"cli.main({arguments!r}, standalone_mode=False)\n"

@@ -56,7 +56,7 @@ def test_json_is_what_the_layers_below_give(bench, lengths_file):
     )
     assert (result.code, result.err) == (0, "")
     report = json.loads(result.out)
-    assert (report["schema_version"], report["exit_code"]) == (1, 0)
+    assert (report["schema_version"], report["exit_code"]) == (2, 0)
     assert report["data"] == {
         "name": lengths_file,
         "fingerprint": hashlib.sha256(LENGTHS.astype("<i8").tobytes()).hexdigest(),

@@ -1,16 +1,30 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from dflash.bench.machine import Load, describe, parse_cpu_model, parse_cpu_quota, parse_steal, read_load
+from dflash.bench.machine import (
+    Load,
+    Machine,
+    class_key,
+    class_text,
+    describe,
+    parse_cpu_model,
+    parse_cpu_quota,
+    parse_steal,
+    parse_torch_build,
+    read_load,
+)
 
 STAT = """cpu  10132153 290696 3084719 46828483 16683 0 25195 175628 0 0
 cpu0 1393280 32966 572056 13343292 6130 0 17875 23933 0 0
@@ -111,3 +125,105 @@ print(describe().gpus, "torch" in sys.modules)
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[] False\n"
+
+
+HERE = Machine(
+    cpu="Some CPU @ 2.00GHz",
+    cores=2,
+    cpu_quota=None,
+    memory_bytes=8 * 2**30,
+    gpus=["Some GPU", "Some GPU"],
+    platform="Linux x86_64",
+    python="3.11.9",
+    versions={"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.1.0"},
+    threads={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": None},
+    builds={"cuda": "12.8", "blas": "mkl 2024.2", "hip": None},
+)
+
+
+def test_a_class_is_told_in_words_and_by_a_key_that_never_changes() -> None:
+    assert class_text(HERE) == (
+        "cpu=Some CPU @ 2.00GHz, cores=2, gpus=Some GPU + Some GPU, platform=Linux x86_64, python=3.11, "
+        "torch=2.13.0, blas=mkl 2024.2, cuda=12.8, hip=-, MKL_NUM_THREADS=-, OMP_NUM_THREADS=1"
+    )
+    assert class_key(HERE) == hashlib.sha256(class_text(HERE).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_bytes": 9 * 2**30},
+        {"memory_bytes": None},
+        {"python": "3.11.13"},
+        {"versions": HERE.versions | {"transformers": "5.2.0"}},
+        {"threads": dict(reversed(HERE.threads.items()))},
+        {"builds": dict(reversed(HERE.builds.items()))},
+    ],
+)
+def test_what_changes_from_boot_to_boot_changes_no_class(change: dict[str, Any]) -> None:
+    assert class_key(msgspec.structs.replace(HERE, **change)) == class_key(HERE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cpu": "Another CPU"},
+        {"cores": 4},
+        {"cpu_quota": 1.5},
+        {"gpus": ["Some GPU"]},
+        {"gpus": []},
+        {"platform": "Linux aarch64"},
+        {"python": "3.12.9"},
+        {"versions": HERE.versions | {"torch": "2.14.0"}},
+        {"builds": HERE.builds | {"blas": "open"}},
+        {"threads": HERE.threads | {"MKL_NUM_THREADS": "1"}},
+    ],
+)
+def test_what_decides_speed_changes_the_class(change: dict[str, Any]) -> None:
+    assert class_key(msgspec.structs.replace(HERE, **change)) != class_key(HERE)
+
+
+def test_this_machine_keeps_its_class_from_process_to_process() -> None:
+    program = "from dflash.bench.machine import class_key, describe; print(class_key(describe()))"
+    keys = set()
+    for seed in ("0", "1"):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        keys.add(done.stdout)
+    assert len(keys) == 1
+
+
+def test_a_class_names_no_host_and_no_frequency_that_is_measured() -> None:
+    text = class_text(describe())
+    assert platform.node() not in text
+    measured = re.findall(r"cpu MHz\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text())
+    assert not any(frequency in text for frequency in measured)
+
+
+TORCH_BUILD = """PyTorch built with:
+  - GCC 13.3
+  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605 for Intel(R) 64 architecture
+  - CPU capability usage: AVX512
+  - Build settings: BLAS_INFO=mkl, BUILD_TYPE=Release, CUDA_VERSION=12.8, LAPACK_INFO=mkl, USE_MKL=ON,
+"""
+
+
+def test_a_build_of_torch_is_its_blas_and_its_instructions() -> None:
+    assert parse_torch_build(TORCH_BUILD) == {"blas": "mkl 2024.2-Product", "instructions": "AVX512"}
+    assert parse_torch_build("  - Build settings: BLAS_INFO=open, \n") == {
+        "blas": "open",
+        "instructions": None,
+    }
+    assert parse_torch_build("") == {"blas": None, "instructions": None}
+
+
+def test_where_torch_is_imported_its_build_is_described() -> None:
+    import torch
+
+    builds = describe().builds
+    assert builds.keys() == {"cuda", "hip", "blas", "instructions"}
+    assert builds["cuda"] == torch.version.cuda
+    assert (builds["blas"] or "").startswith("mkl") == torch.backends.mkl.is_available()
+    assert builds["instructions"] == torch.backends.cpu.get_cpu_capability()

@@ -16,6 +16,8 @@ from dflash.errors import UsageError
 NAMES = (
     "tok_s padded_tok_s loss_tok_s padding_efficiency anchor_slot_efficiency label_coverage final_loss "
     "gradient_diversity target_utilisation drafter_utilisation window_seconds cpu_seconds peak_memory_bytes "
+    "peak_gpu_memory_bytes wall_seconds real_tokens padded_tokens loss_tokens anchor_slots "
+    "target_flops_per_token drafter_flops_per_token "
     "fill windows micro_batches predicted_micro_batches variance_ratio window_length_autocorrelation "
     "mate_overlap micro_batch_length_entropy window_length_entropy window_token_variation straggler_ratio "
     "distinct_shapes squared_length_sum largest_micro_batch plan_seconds"
@@ -33,17 +35,20 @@ def test_rates_are_better_high_and_costs_are_better_low() -> None:
     assert {METRICS[name].direction for name in ("window_seconds", "cpu_seconds", "final_loss")} == {"lower"}
 
 
-def test_only_clocks_are_paired_and_only_what_a_plan_decides_is_exact() -> None:
+def test_only_clocks_are_paired_and_only_what_plan_and_seed_decide_is_exact() -> None:
     def ruled(rule: str) -> set[str]:
         return {m.name for m in METRICS.values() if m.gate_rule == rule}
 
     assert ruled("paired") == {"tok_s", "padded_tok_s", "loss_tok_s", "window_seconds", "cpu_seconds"}
-    assert ruled("exact") == {"anchor_slot_efficiency", "label_coverage", *MEASURES}
+    counts = {"real_tokens", "padded_tokens", "loss_tokens", "anchor_slots"}
+    shares = {"anchor_slot_efficiency", "label_coverage"}
+    flops = {"target_flops_per_token", "drafter_flops_per_token"}
+    assert ruled("exact") == {*counts, *shares, *flops, *MEASURES}
 
 
 def test_units_are_si_base_units_and_counts_of_tokens() -> None:
     units = {m.unit for m in METRICS.values()}
-    assert units == {"tokens/s", "1", "nats/token", "s", "B", "bits", "tokens", "tokens^2"}
+    assert units == {"tokens/s", "1", "nats/token", "s", "B", "bits", "tokens", "tokens^2", "FLOP/token"}
 
 
 def test_an_unknown_metric_is_a_usage_error_that_names_what_exists() -> None:

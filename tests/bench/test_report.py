@@ -10,116 +10,62 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from run_records import a_run
 
-from dflash.bench.machine import Machine
+from dflash.bench import store
 from dflash.bench.report import show
-from dflash.bench.results import Arm, Data, Plugin, Run, Settings, Trial, assemble
-
-MACHINE = Machine(
-    cpu="Some CPU @ 2.00GHz",
-    cores=2,
-    cpu_quota=1.5,
-    memory_bytes=8 * 2**30,
-    gpus=["Some GPU"],
-    platform="Linux x86_64",
-    python="3.11.9",
-    versions={"torch": "2.13.0", "transformers": None},
-    threads={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": None},
-)
-FAILURE = "PlanError: strategy 'bucketed' repeats sample 17 [red]in[/red]\nwindow 3\x1b[31m\x07"
+from dflash.bench.results import BaselineUse, InvalidPair, Revision, Run, Trial
+from dflash.bench.verdict import Verdict
 
 
-def trial(pair: int, arm: str, tok_s: float, **metrics: float | None) -> Trial:
-    figures: dict[str, float | None] = {
-        "tok_s": tok_s,
-        "padded_tok_s": 2 * tok_s,
-        "loss_tok_s": tok_s / 3,
-        "padding_efficiency": 0.5,
-        "anchor_slot_efficiency": 0.875,
-        "label_coverage": 0.631,
-        "final_loss": 5.12345,
-        "gradient_diversity": 0.0,
-        "target_utilisation": 0.914,
-        "drafter_utilisation": None,
-    }
-    return Trial(
-        pair=pair,
-        slot=0,
-        arm=arm,
-        seed=0,
-        status="ok",
-        metrics=figures | metrics,
-        losses=[1.0],
-        bottleneck="target",
-    )
-
-
-def a_run(speeds: dict[str, float | None], pairs: int = 6, **changes: Any) -> tuple[Run, list[Trial]]:
-    """Every arm after the first against the first; no speed: the arm fails."""
-    reference, *others = speeds
-    trials = []
-    for pair in range(pairs):
-        for which, arm in enumerate(others or [None]):
-            for side in (reference, arm) if arm else (reference,):
-                speed = speeds[side]
-                number = pair * max(1, len(others)) + which
-                if speed is None:
-                    trials.append(
-                        Trial(pair=number, slot=1, arm=side, seed=0, status="failed", error=FAILURE)
-                    )
-                else:
-                    trials.append(trial(number, side, speed * (1 + pair / 100)))
-    plugin = Plugin(distribution="dflash", version="0.1.0", file_hash="abc")
-    run = assemble(
-        "01ARZ3NDEKTSV4RRFFQ69G5FAV",
-        reference,
-        [Arm(strategy=name, options={}, plugin=plugin) for name in speeds],
-        trials,
-        Settings(
-            token_budget=4096, accumulation=2, drafters=1, warmup_windows=2, windows=6, rounds=6, seed=7
-        ),
-        Data(name="sample", fingerprint="f00dcafe", samples=11_873, tokens=1_234_567),
-        MACHINE,
-    )
-    return msgspec.structs.replace(run, **changes), trials
-
-
-def shown(run: Run, trials: list[Trial], width: int = 100, stored: Path | None = None, **options: Any) -> str:
+def shown(
+    run: Run,
+    trials: list[Trial],
+    width: int = 100,
+    stored: Path | None = None,
+    verbose: bool = False,
+    **options: Any,
+) -> str:
     stream = io.StringIO()
-    show(run, trials, stored, Console(file=stream, width=width, **options))
+    show(run, trials, stored, Console(file=stream, width=width, **options), verbose=verbose)
     return stream.getvalue()
 
 
 def row(text: str, strategy: str, table: int) -> list[str]:
-    """The cells of the strategy's row in the first or second table."""
+    """The cells of the strategy's row in the first or second table, without the line of intervals."""
     lines = [line for line in text.splitlines() if line.startswith(f"{strategy} ")]
-    return re.split(r" {2,}", lines[table].replace("\u202f", ""))
+    return cells(lines[table])
 
 
-def test_a_row_holds_speed_ratio_and_bounds() -> None:
+def cells(line: str) -> list[str]:
+    """Parts between spaces, of which a percentage and an interval hold one themselves."""
+    return re.findall(r"\[.*?\]|\S+ %|\S+", line.replace("\u202f", ""))
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_row_holds_speed_ratio_causes_and_verdict_with_the_intervals_below() -> None:
     text = shown(*a_run({"random": 10_000.0, "bucketed": 20_000.0}))
-    assert row(text, "random", 0) == ["random", "10250", "[10000, 10500]", "1", "reference", "20500", "3417"]
-    assert row(text, "bucketed", 0) == [
-        "bucketed",
-        "20500",
-        "[20000, 21000]",
-        "2.000",
-        "[2.000, 2.000]",
-        "41000",
-        "6833",
+    first = text.split("\n\n")[0]
+    assert [cells(line) for line in first.splitlines()[3:]] == [
+        ["random", "10250", "1", "50.0 %", "5.1235", "0.000", "reference"],
+        ["[10000, 10500]"],
+        ["bucketed", "20500", "2.000", "50.0 %", "5.1235", "0.000", "IMPROVED"],
+        ["[20000, 21000]", "[2.000, 2.000]"],
     ]
     assert "10\u202f250" in text
 
 
-def test_a_row_holds_the_causes_and_null_is_not_zero() -> None:
+def test_a_second_table_holds_the_causes_and_null_is_not_zero() -> None:
     text = shown(*a_run({"random": 10_000.0, "bucketed": 20_000.0}))
     assert row(text, "bucketed", 1) == [
         "bucketed",
-        "50.0 %",
+        "41000",
+        "6833",
         "87.5 %",
         "63.1 %",
-        "5.1235",
-        "0.000",
         "91 %",
         "\u2013",
         "target",
@@ -127,32 +73,109 @@ def test_a_row_holds_the_causes_and_null_is_not_zero() -> None:
 
 
 def test_what_was_measured_where_is_said() -> None:
-    text = shown(*a_run({"random": 10_000.0, "bucketed": 20_000.0}), stored=Path("x/01ARZ.parquet"))
-    flat = " ".join(text.split())
-    assert "data sample: 11 873 samples, 1 234 567 real tokens, f00dcafe" in flat
-    assert "12, 0 failed; each 2 warm-up and 6 measured windows of 2 micro-batches" in flat
-    assert "token budget 4 096, seed 7" in flat
+    text = shown(
+        *a_run({"random": 10_000.0, "bucketed": 20_000.0}, class_key="0123456789abcdef"),
+        stored=Path("x/01ARZ.parquet"),
+    )
+    said = flat(text)
+    assert "data sample: 11 873 samples, 1 234 567 real tokens, f00dcafe" in said
+    assert "12, 0 failed; each 2 warm-up and 6 measured windows of 2 micro-batches" in said
+    assert "token budget 4 096, seed 7" in said
     assert (
         "Some CPU @ 2.00GHz, 2 cores, quota 1.50, 8 GiB, Some GPU, Linux x86_64, Python 3.11.9, "
-        "torch 2.13.0, OMP_NUM_THREADS=1"
-    ) in flat
-    assert "each end is a one-sided 98 % bound" in flat
+        "torch 2.13.0, OMP_NUM_THREADS=1, class 0123456789abcdef"
+    ) in said
+    assert "each end is a one-sided 98 % bound" in said
     assert text.endswith("stored   x/01ARZ.parquet\n")
-    assert "IMPROVED bucketed against random: tok_s 100.0 % higher [+100.0, +100.0], 6 pairs: better" in flat
+    assert "IMPROVED bucketed against random: tok_s 100.0 % higher [+100.0, +100.0], 6 pairs: better" in said
+
+
+def test_a_gate_names_metric_size_interval_pairs_and_what_could_have_been_seen() -> None:
+    run, trials = a_run(
+        {"random": 20_000.0, "bucketed": 18_000.0}, pairs=10, fail_on=["tok_s:5%", "padding_efficiency:0.1%"]
+    )
+    gates = [line for line in shown(run, trials, width=200).splitlines() if line.startswith("gate")]
+    assert len(gates) == 2
+    assert (
+        "REGRESSED  bucketed against random, tok_s:5%: tok_s 10.0 % lower [\u221210.0, \u221210.0]"
+        in gates[0]
+    )
+    assert "10 pairs: worse; minimum detectable effect" in gates[0]
+    assert "OK  bucketed against random, padding_efficiency:0.1%" in gates[1]
+    first = shown(run, trials).split("\n\n")[0]
+    assert first.splitlines()[-2].endswith("REGRESSED"), "of two gates the row shows the one that decides"
+
+
+def test_other_comparisons_are_shown_when_asked_for() -> None:
+    run, trials = a_run({"random": 20_000.0, "bucketed": 18_000.0}, fail_on=["tok_s:5%"])
+    assert "loss_tok_s" not in shown(run, trials, width=200)
+    assert "loss_tok_s 10.0 % lower" in shown(run, trials, width=200, verbose=True)
+
+
+def test_an_exact_gate_between_strategies_is_in_the_row_too() -> None:
+    run, trials = a_run(
+        {"random": 20_000.0, "bucketed": 20_000.0},
+        fail_on=["padding_efficiency:1%"],
+        metrics={"bucketed": {"padding_efficiency": 0.4}},
+    )
+    text = shown(run, trials, width=200)
+    assert row(text, "bucketed", 0)[-1] == "REGRESSED"
+    assert "gate     REGRESSED  bucketed against random, padding_efficiency:1%" in text
+
+
+def test_what_weakens_the_figures_is_said() -> None:
+    run, trials = a_run(
+        {"random": 10_000.0, "bucketed": 20_000.0},
+        metrics={
+            "random": {"throttled": ["power cap"]},
+            "bucketed": {"notes": ["no steady state: windows got 9 % slower on the way"]},
+        },
+        invalid_pairs=[InvalidPair(pair=3, reason="bucketed: 7.1 % of the CPU time was stolen")],
+    )
+    said = flat(shown(run, trials))
+    assert "bucketed: no steady state: windows got 9 % slower on the way, in 6 of 6 trials" in said
+    assert "random: GPUs were held back in 6 of 6 trials: power cap" in said
+    assert "pair 3 is left out: bucketed: 7.1 % of the CPU time was stolen" in said
+
+
+def test_a_baseline_and_revisions_are_named() -> None:
+    run, trials = a_run(
+        {"random": 10_000.0},
+        baseline=BaselineUse(name="main", path=".dflash-bench/x", differences=["numpy 2.3, not 2.4"]),
+        revision=Revision(commit="a" * 40, dirty=True),
+        against=Revision(commit="b" * 40),
+    )
+    said = flat(shown(run, trials))
+    assert "baseline main, in .dflash-bench/x baseline not comparable: numpy 2.3, not 2.4" in said
+    assert f"revision {'a' * 12} with changes, against {'b' * 12}" in said
+
+
+def test_a_stored_clock_is_advice_and_says_so() -> None:
+    run, trials = a_run({"random": 10_000.0, "bucketed": 20_000.0})
+    advice = msgspec.structs.replace(
+        run.comparisons[0],
+        reference="baseline main",
+        advisory=True,
+        verdict=Verdict.REGRESSED,
+        reason="no gate",
+    )
+    text = shown(msgspec.structs.replace(run, comparisons=[advice, *run.comparisons]), trials)
+    assert "advisory REGRESSED  bucketed against baseline main: no gate" in text
+    assert row(text, "bucketed", 0)[-1] == "IMPROVED", "advice decides nothing"
 
 
 def test_one_pair_shows_no_interval_and_says_so() -> None:
     text = shown(*a_run({"random": 10_000.0, "bucketed": 20_000.0}, pairs=1))
-    assert row(text, "bucketed", 0) == ["bucketed", "20000", "2.000", "40000", "6667"]
+    assert row(text, "bucketed", 0) == ["bucketed", "20000", "2.000", "50.0 %", "5.1235", "0.000", "\u2013"]
     assert "[" not in text
-    flat = " ".join(text.split())
-    assert "no verdict bucketed against random: tok_s 100.0 % higher, 1 pair: a 98 % interval needs 6" in flat
-    assert "fewer than 6 trials or pairs have no 98 % interval and no verdict" in flat
+    said = flat(text)
+    assert "no verdict bucketed against random: tok_s 100.0 % higher, 1 pair: a 98 % interval needs 6" in said
+    assert "fewer than 6 trials or pairs have no 98 % interval and no verdict" in said
 
 
 def test_a_failed_arm_keeps_its_row_and_says_why_on_one_line_as_it_is() -> None:
     text = shown(*a_run({"random": 10_000.0, "bucketed": None}), width=140)
-    assert row(text, "bucketed", 0)[1:] == ["\u2013"] * 4
+    assert row(text, "bucketed", 0)[1:] == ["\u2013"] * 5 + ["ERROR"]
     assert (
         "failed   bucketed: PlanError: strategy 'bucketed' repeats sample 17 [red]in[/red] window 3" in text
     )
@@ -161,9 +184,9 @@ def test_a_failed_arm_keeps_its_row_and_says_why_on_one_line_as_it_is() -> None:
 
 def test_a_single_strategy_and_an_interrupted_run() -> None:
     run, trials = a_run({"random": 10_000.0})
-    assert row(shown(run, trials), "random", 0)[1:4] == ["10250", "[10000, 10500]", "1"]
-    assert "interrupted: only the pairs that were finished count" in shown(
-        msgspec.structs.replace(run, exit_code=130), trials
+    assert row(shown(run, trials), "random", 0)[1:3] == ["10250", "1"]
+    assert "interrupted: only the pairs that were finished count" in flat(
+        shown(msgspec.structs.replace(run, exit_code=130), trials)
     )
     assert "interrupted" not in shown(run, trials)
 
@@ -185,10 +208,12 @@ def test_piped_it_is_plain_text_that_fits(speeds: dict[str, float | None], width
         assert name[:8] in squeezed
 
 
-def test_the_default_strategies_take_one_line_each_at_80_columns() -> None:
-    text = shown(*a_run({"sorted": 130_000.0, "random": 100_000.0, "bucketed": 120_000.0}, pairs=8), width=80)
+def test_the_default_strategies_fit_80_columns_unbroken() -> None:
+    run, trials = a_run({"sorted": 130_000.0, "random": 100_000.0, "step_window": 120_000.0}, pairs=8)
+    unsure = [msgspec.structs.replace(c, verdict=Verdict.INCONCLUSIVE) for c in run.comparisons]
+    text = shown(msgspec.structs.replace(run, comparisons=unsure), trials, width=80)
     first, second, _ = text.split("\n\n")
-    assert [len(table.splitlines()) for table in (first, second)] == [6, 6]
+    assert [len(table.splitlines()) for table in (first, second)] == [3 + 2 * 3, 3 + 3]
 
 
 def test_a_terminal_gets_colours_and_the_same_words() -> None:
@@ -213,3 +238,14 @@ def test_a_stream_without_unicode_gets_ascii_and_no_exception() -> None:
 def test_without_a_console_it_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     show(*a_run({"random": 10_000.0}))
     assert "10\u202f250" in capsys.readouterr().out
+
+
+def test_a_stored_run_is_shown_as_it_was_when_it_ended(tmp_path: Path) -> None:
+    run, trials = a_run(
+        {"random": 10_000.0, "bucketed": 9_000.0},
+        pairs=10,
+        fail_on=["tok_s:5%"],
+        metrics={"bucketed": {"notes": ["no steady state: x"], "throttled": ["power cap"]}},
+    )
+    again = store.load(store.save(run, trials, tmp_path))
+    assert shown(*again, verbose=True) == shown(run, trials, verbose=True)

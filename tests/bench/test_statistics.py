@@ -11,9 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dflash.bench.statistics import (
+    SignedRanks,
+    binomial_bounds,
     binomial_distribution,
     critical_value,
+    detectable,
     hodges_lehmann,
+    holm,
     least_pairs,
     median_interval,
     paired_ratio,
@@ -189,3 +193,101 @@ def test_what_is_not_pairs_is_refused() -> None:
         paired_ratio([], [])
     with pytest.raises(ValueError, match="level 98"):
         hodges_lehmann([1.0], level=98)
+
+
+@given(different)
+def test_p_values_are_those_of_scipys_exact_test(values: list[int]) -> None:
+    x = np.array(values, dtype=float)
+    assume(len(np.unique(np.abs(x))) == len(x) and 0 not in x)
+    ranks = SignedRanks(x)
+    for ours, side in ((ranks.p_above(), "greater"), (ranks.p_below(), "less")):
+        assert math.isclose(ours, scipy.stats.wilcoxon(x, alternative=side, method="exact").pvalue)
+
+
+@given(
+    st.lists(st.integers(-4, 4), min_size=1, max_size=14),
+    st.sampled_from([0.9, 0.95, 0.98, 0.99]),
+)
+def test_p_values_and_bounds_say_the_same_with_ties_and_zeros_too(values: list[int], level: float) -> None:
+    ranks = SignedRanks(np.array(values, dtype=float))
+    bounds = ranks.interval(level)
+    assert (ranks.p_above() <= 1 - level) == (bounds.low is not None and bounds.low > 0)
+    assert (ranks.p_below() <= 1 - level) == (bounds.high is not None and bounds.high < 0)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_ties_and_zeros_never_make_an_alarm_likelier(n: int) -> None:
+    """Every sign vector over sizes with ties and a zero: P(p <= alpha) <= alpha, by enumeration."""
+    sizes = np.array([0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 4.0])[:n]
+    found = [SignedRanks(sizes * signs).p_above() for signs in itertools.product((-1, 1), repeat=n)]
+    for alpha in (0.01, 0.02, 0.05, 0.25):
+        assert np.mean(np.array(found) <= alpha) <= alpha
+
+
+def closed_testing(p_values: list[float], alpha: float) -> list[bool]:
+    """Marcus, Peritz and Gabriel: H_i is rejected if Bonferroni rejects every intersection that holds it."""
+    places = range(len(p_values))
+    subsets = [subset for size in places for subset in itertools.combinations(places, size + 1)]
+    refuted = {subset for subset in subsets if min(p_values[i] for i in subset) <= alpha / len(subset)}
+    return [all(subset in refuted for subset in subsets if i in subset) for i in places]
+
+
+@given(
+    st.lists(st.integers(0, 60).map(lambda k: k / 1000), max_size=6),
+    st.sampled_from([0.01, 0.02, 0.05]),
+)
+def test_holm_is_the_shortcut_of_closed_testing(p_values: list[float], alpha: float) -> None:
+    assert holm(p_values, alpha) == closed_testing(p_values, alpha)
+
+
+def test_holm_on_a_worked_example() -> None:
+    """0.004 <= 0.05/4 and 0.012 <= 0.05/3, but 0.03 > 0.05/2, and what comes after it stays too."""
+    assert holm([0.03, 0.004, 0.012, 0.04], 0.05) == [False, True, True, False]
+    assert holm([], 0.05) == []
+
+
+def test_the_standard_error_is_the_estimates_own_deviation() -> None:
+    rng = np.random.default_rng(7)
+    for n, draws in ((10, rng.standard_normal((4000, 10))), (20, rng.standard_t(3, (4000, 20)))):
+        found = [SignedRanks(row) for row in draws]
+        estimates = [ranks.interval().estimate for ranks in found]
+        errors = [ranks.standard_error() or math.nan for ranks in found]
+        assert np.mean(errors) == pytest.approx(np.std(estimates), rel=0.1), n
+    assert SignedRanks([1.0, 2.0, 3.0, 4.0]).standard_error() is None
+    assert SignedRanks([1.0] * 5).standard_error() == 0
+
+
+@pytest.mark.parametrize(("n", "level", "floor"), [(10, 0.98, 0.0), (20, 0.99, 0.0), (20, 0.98, 0.5)])
+def test_a_detectable_shift_is_found_as_often_as_promised(n: int, level: float, floor: float) -> None:
+    rng = np.random.default_rng(n)
+    error = np.std([SignedRanks(row).interval().estimate for row in rng.standard_normal((4000, n))])
+    shift = detectable(float(error), n, level, floor)
+    found = [SignedRanks(shift + row) for row in rng.standard_normal((4000, n))]
+    alarms = [ranks.p_above() <= 1 - level and ranks.interval().estimate >= floor for ranks in found]
+    assert np.mean(alarms) == pytest.approx(0.9, abs=0.03)
+
+
+def test_without_noise_the_floor_is_what_can_be_detected() -> None:
+    assert detectable(0.0, 10, 0.98, 0.02) == 0.02
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([0.9, 0.95, 0.99]))
+def test_binomial_bounds_against_scipy(hits: int, misses: int, level: float) -> None:
+    assume(hits + misses)
+    test = scipy.stats.binomtest(hits, hits + misses)
+    both = test.proportion_ci(confidence_level=2 * level - 1, method="exact")
+    assert binomial_bounds(hits, hits + misses, level) == pytest.approx((both.low, both.high), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("hits", "of", "place", "expected"),
+    [(0, 60, 1, 0.049), (2, 200, 1, 0.031), (0, 300, 1, 0.010), (30, 30, 0, 0.905), (59, 59, 0, 0.95)],
+)
+def test_binomial_bounds_that_are_well_known(hits: int, of: int, place: int, expected: float) -> None:
+    assert binomial_bounds(hits, of)[place] == pytest.approx(expected, abs=0.0006)
+
+
+def test_no_try_says_nothing_and_no_count_is_above_its_tries() -> None:
+    assert binomial_bounds(0, 0) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="3 of 2"):
+        binomial_bounds(3, 2)

@@ -29,7 +29,7 @@ def heavy_tailed(count, seed=0):
 def test_the_set_stands_for_the_plan(strategy, count, seed):
     epoch = planned(strategy, heavy_tailed(12_000, seed))
     chosen = representative_windows(epoch, count)
-    assert chosen == sorted(set(chosen)) and len(chosen) == count
+    assert len(set(chosen)) == len(chosen) == count
     composition = measure(epoch.plan, epoch.lengths)
     real, padded = composition.window_real_tokens, composition.window_padded_tokens
     efficiency = real[chosen].sum() / padded[chosen].sum()
@@ -50,7 +50,14 @@ def test_it_is_stratified_by_length():
 
 def test_a_plan_with_fewer_windows_is_taken_whole():
     epoch = planned("random", heavy_tailed(60))
-    assert representative_windows(epoch, 1_000) == list(range(epoch.plan.windows))
+    assert sorted(representative_windows(epoch, 1_000)) == list(range(epoch.plan.windows))
+
+
+def test_shorter_and_longer_windows_take_turns_from_the_middle_outwards():
+    epoch = planned("sorted", heavy_tailed(12_000))
+    mean = measure(epoch.plan, epoch.lengths).window_mean_length
+    ranks = np.argsort(np.argsort(mean[representative_windows(epoch, 6)]))
+    assert ranks.tolist() == [2, 3, 1, 4, 0, 5]
 
 
 def test_a_set_that_cannot_stand_for_the_plan_is_refused():

@@ -17,8 +17,8 @@ from dflash.data.store import StoreSample, write_store
 from dflash.errors import UsageError
 
 
-def rows(*inputs, fields=Fields(), limit=None):
-    found = list(read_rows(open_inputs(map(str, inputs), fields), limit))
+def rows(*inputs, limit=None):
+    found = list(read_rows(open_inputs(map(str, inputs), Fields()), limit))
     shares = [share for _, share in found]
     assert shares == sorted(shares)
     assert not shares or 0 < shares[-1] <= 1 + 1e-9
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_an_input(tmp_path, name, content, words):
 def test_what_is_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"none\.jsonl: no such file"):
         rows(tmp_path / "none.jsonl")
-    with pytest.raises(UsageError, match="no .* file in this folder"):
+    with pytest.raises(UsageError, match=r"no .* file in this folder"):
         rows(tmp_path)
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
     with pytest.raises(UsageError, match="empty"):

@@ -15,7 +15,10 @@ from dflash.data.rules import Rules
 from dflash.data.sample import sample_tokenizer
 from dflash.data.store import TokenStore
 from dflash.data.tokenisation import Tokenisation, Treatment
+from dflash.data.tokenizer import TextTokenizer
 from dflash.errors import UsageError
+
+RULES, TREATMENT = Rules(), Treatment()
 
 
 class Silent:
@@ -33,10 +36,10 @@ def write_jsonl(path, records):
     return path
 
 
-def run(path, out, rules=Rules(), treatment=Treatment(), **options):
+def run(path, out, rules=RULES, treatment=TREATMENT, **options):
     sources = open_inputs([str(path)], Fields())
     progress = Silent()
-    job = Tokenisation("sample", ("<|mask|>",), treatment, rules)
+    job = Tokenisation(TextTokenizer.load("sample"), treatment, rules)
     counts = prepare(sources, job, out, {"pad_id": 1}, progress, **options)
     assert progress.shares == sorted(progress.shares)
     assert progress.shares[-1] == pytest.approx(1)

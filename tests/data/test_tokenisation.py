@@ -117,7 +117,7 @@ def test_a_response_makes_the_sample(tokenizer):
 
 def test_text_with_the_mask_token_is_dropped_and_a_megabyte_is_not():
     """A long line without a space is a text as any other, and so is a megabyte."""
-    job = Tokenisation("sample", ("<|mask|>",), Treatment(), Rules(mask_id=2, max_tokens=500))
+    job = Tokenisation(TextTokenizer.load("sample"), Treatment(), Rules(mask_id=2, max_tokens=500))
     contents = [Text("fill <|mask|> in"), Text("é7" * 100_000), Text("def f(): pass\n" * 70_000)]
     outcomes = job.open()([row(content, number) for number, content in enumerate(contents)]).outcomes
     assert [outcome.dropped for outcome in outcomes] == ["mask_token", None, None]

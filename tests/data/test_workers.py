@@ -49,7 +49,7 @@ def test_the_first_failure_in_order_is_raised(processes, job, message):
 
 
 def test_a_killed_worker_is_said_to_be_so():
-    with pytest.raises(DflashError, match="worker process was killed.*fewer --processes"):
+    with pytest.raises(DflashError, match=r"worker process was killed.*fewer --processes"):
         list(work_in_order(Square(killed=4), range(30), 2))
 
 

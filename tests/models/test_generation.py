@@ -36,7 +36,7 @@ def continuer(small_target):
 
 @torch.no_grad()
 def one_by_one(model, prompt, new_tokens, end_ids=()):
-    """Without cache, padding or mask: the whole text is read anew for each token. Also the smallest margin."""
+    """Without cache, padding or mask: the text is read anew for each token. Also the smallest margin."""
     ids, margin = list(prompt), np.inf
     for _ in range(new_tokens):
         (best, second), tokens = model(torch.tensor([ids]), use_cache=False).logits[0, -1].topk(2)

@@ -1,4 +1,4 @@
-"""Chunks of rows with the target's own responses: the right ones, kept, and taken up again only where they fit."""
+"""Chunks of rows with the target's own responses: right, kept, and taken up only where they fit."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def folders(tmp_path_factory):
 def job(folders, tmp_path):
     def make(**changes):
         settings = {
-            "tokenizer": str(folders / "chatml"),
-            "mask_tokens": (),
+            "tokenizer": TextTokenizer.load(str(folders / "chatml")),
             "treatment": Treatment(),
             "rules": Rules(),
             "target": str(folders / "target"),
@@ -108,7 +107,7 @@ def test_a_chunk_is_taken_up_only_by_what_would_make_it_again(job, folders, tmp_
         {"decoding": Decoding(8, seed=1, batch_size=3)},
         {"decoding": Decoding(8, batch_size=2)},
         {"target_hash": "b"},
-        {"tokenizer": str(folders / "strict")},
+        {"tokenizer": TextTokenizer.load(str(folders / "strict"))},
         {"rules": Rules(max_tokens=9)},
         {"treatment": Treatment(prompt_tokens=1)},
         {"dtype": "float16"},
@@ -145,7 +144,7 @@ def test_no_room(job):
 
 def test_bad_rows_stop_before_anything_is_made(job, tmp_path, folders):
     contents = [Pair("a"), Bad("broken"), Chat([{"role": "assistant", "content": "x"}])]
-    strict = {"tokenizer": str(folders / "strict")}
+    strict = {"tokenizer": TextTokenizer.load(str(folders / "strict"))}
     outcomes = job(**strict).open()(rows(*contents)).outcomes
     assert [outcome.detail is None for outcome in outcomes] == [False, False]
     assert not (tmp_path / "kept").exists()

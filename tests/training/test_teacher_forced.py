@@ -138,11 +138,10 @@ def plant_context_up_to_the_anchor(monkeypatch):
 def test_parity_catches_a_mistake_in_training(regenerated, monkeypatch, plant):
     """Trained and evaluated with the mistake, a drafter looks as good as without; only decoding tells."""
     plant(monkeypatch)
-    responses, forced = compared(regenerated, train(regenerated, windows=60), new_tokens=64)
-    decoded, taught = mean_lengths(responses, forced)
+    responses, forced = compared(regenerated, train(regenerated, windows=90), new_tokens=64)
     found = parity(forced, responses)
-    assert not found.holds, (found, decoded, taught)
-    assert taught > decoded
+    assert found.verifications - found.same >= 5
+    assert not found.holds
 
 
 @pytest.mark.parametrize(
