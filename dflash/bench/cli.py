@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 import dflash
+from dflash.bench.cli_calibrate import calibrate
 from dflash.bench.cli_options import plugin_options, write
 from dflash.bench.cli_plan import plan
 from dflash.bench.cli_plugins import plugins
+from dflash.bench.cli_predict import predict
+from dflash.bench.cli_tune import tune
 from dflash.command_line import run_command
 
 DEFAULT_ROUNDS, DEFAULT_WINDOWS = 10, 6
@@ -145,6 +148,9 @@ def run(
 
 cli.add_command(plan)
 cli.add_command(plugins)
+cli.add_command(predict)
+cli.add_command(calibrate)
+cli.add_command(tune)
 
 
 def main() -> None:

@@ -1,18 +1,21 @@
 """The cost model: seconds of each piece of work as a sum of non-negative coefficients times what it holds.
 
-A target's micro-batch costs ``a0 + a1 * tokens + a2 * squares``, a drafter's ``d0 + d1 * anchor tokens + d2 *
-context tokens + d3 * anchor tokens x context``. Coefficients come from a handful of measured micro-batches
-(:func:`fit`), or from a model's floating-point operations and a machine's rates (``analytic.py``).
+A target's micro-batch costs ``a0 + a1 * tokens + a2 * squares``, a drafter's ``d0 + d1 * anchors + d2 *
+labels + d3 * context tokens + d4 * anchors x context``. Coefficients come from a handful of measured
+micro-batches (``fit.py``), or from a model's floating-point operations and a machine's rates
+(``analytic.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dflash.errors import UsageError
+from dflash.batching.plan import Layout
 from dflash.simulation.shapes import BatchShapes, FloatArray
 
 
@@ -27,12 +30,12 @@ class TargetCost:
     @staticmethod
     def terms(shapes: BatchShapes) -> FloatArray:
         """float64[b, 3]: what each coefficient is multiplied with; an empty micro-batch costs nothing."""
-        some = (shapes.target_tokens > 0).astype(float)
-        return np.stack([some, shapes.target_tokens, shapes.target_squares], axis=1).astype(float)
+        some = shapes.target_tokens > 0
+        return _columns(some, shapes.target_tokens, shapes.target_squares)
 
     def seconds(self, shapes: BatchShapes) -> FloatArray:
         """float64[b]."""
-        return self.terms(shapes) @ np.array([self.fixed, self.per_token, self.per_square])
+        return _sums(self.terms(shapes), self.fixed, self.per_token, self.per_square)
 
 
 @dataclass(frozen=True)
@@ -41,27 +44,47 @@ class DrafterCost:
 
     fixed: float
     per_anchor: float
+    per_label: float
     per_context: float
     per_pair: float
 
     @staticmethod
     def terms(shapes: BatchShapes) -> FloatArray:
-        """float64[b, 4]; a micro-batch without anchors costs nothing."""
-        some = (shapes.anchors > 0).astype(float)
-        context = np.where(shapes.anchors > 0, shapes.real_tokens, 0)
-        return np.stack([some, shapes.anchors, context, shapes.anchor_context], axis=1).astype(float)
+        """float64[b, 5]; a micro-batch without anchors costs nothing."""
+        some = shapes.anchors > 0
+        context = np.where(some, shapes.real_tokens, 0)
+        return _columns(some, shapes.anchors, shapes.labels, context, shapes.anchor_context)
 
     def seconds(self, shapes: BatchShapes) -> FloatArray:
         """float64[b]."""
-        return self.terms(shapes) @ np.array([self.fixed, self.per_anchor, self.per_context, self.per_pair])
+        each = (self.fixed, self.per_anchor, self.per_label, self.per_context, self.per_pair)
+        return _sums(self.terms(shapes), *each)
+
+
+@dataclass(frozen=True)
+class LoadCost:
+    """Seconds of reading a micro-batch's tokens and drawing its anchors."""
+
+    fixed: float
+    per_token: float
+
+    @staticmethod
+    def terms(shapes: BatchShapes) -> FloatArray:
+        """float64[b, 2]."""
+        return _columns(shapes.real_tokens > 0, shapes.real_tokens)
+
+    def seconds(self, shapes: BatchShapes) -> FloatArray:
+        """float64[b]."""
+        return _sums(self.terms(shapes), self.fixed, self.per_token)
 
 
 @dataclass(frozen=True)
 class CostModel:
     """Everything that takes time in a run."""
 
-    target: TargetCost
+    target: Mapping[Layout, TargetCost]
     drafter: DrafterCost
+    load: LoadCost
     feature_bytes: float
     """per real token"""
     copy_bytes_per_second: float
@@ -72,13 +95,23 @@ class CostModel:
     """seconds of an all-reduce before its first byte"""
     reduce_bytes_per_second: float
     gradient_bytes: float
-    target_interference: float = 1.0
-    """how much slower a target is while drafters run, and the other way round; 1 on hardware of its own"""
-    drafter_interference: float = 1.0
+    cores: int | None = None
+    """that all workers share; None where each has a device of its own"""
+    target_slowdown: float = 1.0
+    """of a target while a drafter runs, and the other way round: memory, caches, interpreter"""
+    drafter_slowdown: float = 1.0
+    error: float = 0.0
+    """relative error of a predicted rate that the model admits to"""
+
+    def target_seconds(self, shapes: BatchShapes) -> FloatArray:
+        """float64[b]."""
+        return self.target[shapes.layout].seconds(shapes)
 
     def copy_seconds(self, shapes: BatchShapes) -> FloatArray:
-        """float64[b]: one way."""
-        return shapes.real_tokens * (self.feature_bytes / self.copy_bytes_per_second)
+        """float64[b]: out of the target and into the drafter, during which both can go on."""
+        bytes_copied = 2 * self.feature_bytes * shapes.real_tokens.astype(np.float64)
+        seconds: FloatArray = bytes_copied / self.copy_bytes_per_second
+        return seconds
 
     def commit_seconds(self, drafters: int) -> float:
         """The end of a window: a ring all-reduce over ``drafters`` (alpha-beta model), then the optimizer."""
@@ -88,42 +121,11 @@ class CostModel:
         return self.reduce_latency + ring + self.optimizer_seconds
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Fitted coefficients and how well they foretell a micro-batch that they have not seen."""
-
-    coefficients: tuple[float, ...]
-    leave_one_out: float
-    """largest relative error of a micro-batch's seconds, fitted to all the others"""
+def _columns(*columns: NDArray[Any]) -> FloatArray:
+    stacked: FloatArray = np.stack(columns, axis=1).astype(np.float64)
+    return stacked
 
 
-def fit(terms: FloatArray, seconds: Sequence[float]) -> Fit:
-    """Non-negative least squares of relative errors: ``terms`` float64[n, k], ``seconds`` n values above zero.
-
-    Relative, because micro-batches of one plan differ tenfold and the small ones count as well.
-
-    Raises:
-        UsageError: fewer micro-batches than coefficients and one to check them by.
-    """
-    from scipy.optimize import nnls
-
-    measured = np.asarray(seconds, dtype=float)
-    if len(measured) <= terms.shape[1]:
-        raise UsageError(
-            f"{len(measured)} measured micro-batches cannot give {terms.shape[1]} coefficients: measure more"
-        )
-    relative = terms / measured[:, None]
-    scale = relative.max(axis=0)
-    scale[scale == 0] = 1.0
-    relative = relative / scale
-
-    def solve(rows: FloatArray) -> FloatArray:
-        found: FloatArray = nnls(rows, np.ones(len(rows)))[0]
-        return found
-
-    everywhere = solve(relative)
-    errors = [
-        abs(float(relative[left] @ solve(np.delete(relative, left, axis=0))) - 1.0)
-        for left in range(len(measured))
-    ]
-    return Fit(tuple(float(one) for one in everywhere / scale), max(errors))
+def _sums(terms: FloatArray, *coefficients: float) -> FloatArray:
+    sums: FloatArray = terms @ np.array(coefficients)
+    return sums

@@ -1,162 +1,233 @@
 """The pipeline as discrete events: the plan's own micro-batches through stages that only take time.
 
 What is modelled is what ``dflash.pipeline`` does: slots are reserved in plan order, any free target takes the
-next micro-batch, each drafter trains in plan order whatever the targets finish first, and the drafters wait
-for each other at the end of every window.
+next micro-batch, each drafter trains in plan order whatever the targets finish first and gives a slot back
+when it has trained, and the drafters wait for each other at the end of every window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dflash.simulation.events import Clock, Kind, Level, Machine, OwnDevices, SharedCores
 from dflash.simulation.shapes import FloatArray
+
+if TYPE_CHECKING:
+    from simpy import Environment, Event, Store
+
+Process = Generator["Event", Any, None]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Who works, and how far ahead: ``depth`` slots for each drafter."""
+    """Who works, and how far ahead."""
 
     targets: int
     drafters: int
     accumulation: int
     depth: int
+    """slots of each drafter"""
+    prefetch: int = 1
+    barrier: bool = True
+    """whether drafters wait for each other at the end of a window; False is what they never do, to compare"""
+    cores: int | None = None
+    """that all workers share; None where each has a device of its own"""
+
+    @property
+    def window_size(self) -> int:
+        return self.accumulation * self.drafters
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Undisturbed seconds of every micro-batch, float64[b], and of a window's end, in training order."""
+
+    target: FloatArray
+    drafter: FloatArray
+    commit: float = 0.0
+    """all-reduce and optimizer"""
+    load: FloatArray | None = None
+    transfer: FloatArray | None = None
+    """the copy of features, during which the target can already go on"""
+    slowdown: dict[Kind, float] = field(default_factory=dict)
+    """of a kind of worker beside the others; 1 where it is left out"""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What came out. Seconds."""
+    """What came out. Seconds; everything but ``window_ends`` is counted from the end of the warm-up on."""
 
-    window_ends: list[float]
-    """when each window was committed"""
-    target_busy: list[float]
-    """per target"""
-    drafter_busy: list[float]
-    """per drafter, without waiting"""
-    barrier: list[float]
-    """per drafter: waiting for the others at the ends of windows"""
-    starved: list[float]
-    """per drafter: waiting for features"""
-    waiting_mean: float
-    """mean number of micro-batches that were finished by a target and not yet taken by a drafter"""
-
-    @property
-    def seconds(self) -> float:
-        """Until the last commit."""
-        return self.window_ends[-1] if self.window_ends else 0.0
+    window_ends: FloatArray
+    """float64[w]: when each window was committed, those of the warm-up among them"""
+    targets: list[dict[str, float]]
+    """per target: busy, blocked (every slot is taken), starved"""
+    drafters: list[dict[str, float]]
+    """per drafter: busy, commit, barrier, starved"""
+    ready_mean: float
+    """micro-batches whose features wait for their drafter"""
+    ready_peak: int
+    in_flight_mean: float
+    """slots taken"""
 
 
-@dataclass
-class _State:
-    ready: list[dict[int, Any]]
-    busy_targets: list[float]
-    busy_drafters: list[float]
-    barrier: list[float]
-    starved: list[float]
-    window_ends: list[float] = field(default_factory=list)
-    waiting_area: float = 0.0
-
-
-def simulate(
-    topology: Topology,
-    target_seconds: FloatArray,
-    drafter_seconds: FloatArray,
-    commit_seconds: float,
-    transfer_seconds: FloatArray | None = None,
-) -> Timeline:
-    """Run the pipeline over micro-batches in training order.
+def simulate(topology: Topology, seconds: Seconds, warmup: int = 0) -> Timeline:
+    """Run the pipeline over micro-batches; micro-batch j of a window is for drafter ``j % drafters``.
 
     Args:
-        target_seconds, drafter_seconds: float64[b], b a multiple of the window's size; micro-batch j of a
-            window is for drafter ``j % drafters``.
-        commit_seconds: all-reduce and optimizer at the end of a window.
-        transfer_seconds: float64[b], the copy of features, during which the target can already go on.
+        warmup: windows after which accounting starts anew.
 
     Raises:
-        ValueError: b is no multiple of accumulation x drafters.
+        ValueError: the micro-batches are not whole windows.
     """
-    import simpy
+    batches = len(seconds.target)
+    if batches % topology.window_size:
+        raise ValueError(f"{batches} micro-batches are not whole windows of {topology.window_size}")
+    return _Simulation(topology, seconds, warmup).run()
 
-    size = topology.accumulation * topology.drafters
-    if len(target_seconds) % size:
-        raise ValueError(f"{len(target_seconds)} micro-batches are not whole windows of {size}")
-    windows = len(target_seconds) // size
-    environment = simpy.Environment()
-    slots = [simpy.Container(environment, topology.depth, topology.depth) for _ in range(topology.drafters)]
-    queue = simpy.Store(environment, capacity=2 * topology.targets)
-    arrived = [simpy.Store(environment) for _ in range(topology.drafters)]
-    state = _State(
-        ready=[{} for _ in range(topology.drafters)],
-        busy_targets=[0.0] * topology.targets,
-        busy_drafters=[0.0] * topology.drafters,
-        barrier=[0.0] * topology.drafters,
-        starved=[0.0] * topology.drafters,
-    )
-    at_barrier: list[Any] = []
 
-    def feed() -> Generator[Any, Any, None]:
-        for batch in range(len(target_seconds)):
-            yield slots[batch % size % topology.drafters].get(1)
-            yield queue.put(batch)
+class _Simulation:
+    def __init__(self, topology: Topology, seconds: Seconds, warmup: int) -> None:
+        import simpy
 
-    def target(worker: int) -> Generator[Any, Any, None]:
+        self.topology, self.seconds, self.warmup = topology, seconds, warmup
+        self.environment: Environment = simpy.Environment()
+        self.machine = _machine(self.environment, topology, seconds)
+        self.batches = len(seconds.target)
+        self.slots = [self._store(topology.depth) for _ in range(topology.drafters)]
+        self.work = self._store(2 * topology.prefetch)
+        self.loaded = self._store(2 * topology.targets)
+        self.arrived: list[dict[int, float]] = [{} for _ in range(topology.drafters)]
+        self.wanted: list[tuple[int, Event] | None] = [None] * topology.drafters
+        self.at_barrier: list[Event] = []
+        self.feed_waits, self.loading = False, 0
+        self.slots_clock = Clock(self.environment)
+        self.target_clocks = [Clock(self.environment, self._held_up) for _ in range(topology.targets)]
+        self.drafter_clocks = [Clock(self.environment) for _ in range(topology.drafters)]
+        self.ready, self.in_flight = Level(self.environment), Level(self.environment)
+        self.window_ends: list[float] = []
+
+    def _store(self, capacity: int) -> Store:
+        import simpy
+
+        return simpy.Store(self.environment, capacity)
+
+    def run(self) -> Timeline:
+        environment = self.environment
+        environment.process(self._feed())
+        if self.seconds.load is not None:
+            for _ in range(self.topology.prefetch):
+                environment.process(self._prefetch(self.seconds.load))
+        for worker in range(self.topology.targets):
+            environment.process(self._target(worker))
+        drafters = [environment.process(self._drafter(rank)) for rank in range(self.topology.drafters)]
+        environment.run(environment.all_of(drafters))
+        return Timeline(
+            window_ends=np.array(self.window_ends),
+            targets=[clock.read() for clock in self.target_clocks],
+            drafters=[clock.read() for clock in self.drafter_clocks],
+            ready_mean=self.ready.mean(),
+            ready_peak=self.ready.peak,
+            in_flight_mean=self.in_flight.mean(),
+        )
+
+    def _drafter_of(self, batch: int) -> int:
+        # Windows are whole multiples of the drafters, so the place in the window does not matter.
+        return batch % self.topology.drafters
+
+    def _held_up(self) -> float:
+        """Seconds in which nothing was on its way to a target because those behind had every slot."""
+        return self.slots_clock.read().get("taken", 0.0)
+
+    def _on_the_way(self, feed_waits: bool, change: int) -> None:
+        self.feed_waits, self.loading = feed_waits, self.loading + change
+        self.slots_clock.switch("taken" if feed_waits and not self.loading else "free")
+
+    def _feed(self) -> Process:
+        outbox = self.work if self.seconds.load is not None else self.loaded
+        for batch in range(self.batches):
+            self._on_the_way(True, 0)
+            yield self.slots[self._drafter_of(batch)].put(batch)
+            self._on_the_way(False, 1)
+            self.in_flight.change(1)
+            yield outbox.put(batch)
+
+    def _prefetch(self, load: FloatArray) -> Process:
         while True:
-            batch = yield queue.get()
-            seconds = float(target_seconds[batch])
-            yield environment.timeout(seconds)
-            state.busy_targets[worker] += seconds
-            environment.process(deliver(batch))
+            batch = yield self.work.get()
+            yield self.machine.work(float(load[batch]), "load")
+            yield self.loaded.put(batch)
 
-    def deliver(batch: int) -> Generator[Any, Any, None]:
-        if transfer_seconds is not None:
-            yield environment.timeout(float(transfer_seconds[batch]))
-        yield arrived[batch % size % topology.drafters].put((batch, environment.now))
+    def _target(self, worker: int) -> Process:
+        clock, transfer = self.target_clocks[worker], self.seconds.transfer
+        while True:
+            clock.switch("starved")
+            batch = yield self.loaded.get()
+            clock.switch("busy")
+            self._on_the_way(self.feed_waits, -1)
+            yield self.machine.work(float(self.seconds.target[batch]), "target")
+            if transfer is None:
+                self._deliver(batch)
+            else:
+                copied = self.environment.timeout(float(transfer[batch]))
+                copied.callbacks.append(lambda _, batch=batch: self._deliver(batch))
 
-    def drafter(rank: int) -> Generator[Any, Any, None]:
-        early: dict[int, float] = {}
-        for window in range(windows):
-            for place in range(topology.accumulation):
-                batch = window * size + place * topology.drafters + rank
-                since = environment.now
-                while batch not in early:
-                    number, came = yield arrived[rank].get()
-                    early[number] = came
-                state.starved[rank] += environment.now - since
-                state.waiting_area += environment.now - early.pop(batch)
-                seconds = float(drafter_seconds[batch])
-                yield environment.timeout(seconds)
-                state.busy_drafters[rank] += seconds
-                if place + 1 < topology.accumulation:
-                    yield slots[rank].put(1)
-            since = environment.now
-            yield meet()
-            state.barrier[rank] += environment.now - since
-            yield environment.timeout(commit_seconds)
-            state.busy_drafters[rank] += commit_seconds
-            yield slots[rank].put(1)
-            if rank == 0:
-                state.window_ends.append(environment.now)
+    def _deliver(self, batch: int) -> None:
+        rank = self._drafter_of(batch)
+        self.ready.change(1)
+        self.arrived[rank][batch] = self.environment.now
+        wanted = self.wanted[rank]
+        if wanted is not None and wanted[0] == batch:
+            self.wanted[rank] = None
+            wanted[1].succeed()
 
-    def meet() -> Any:
-        at_barrier.append(environment.event())
-        mine = at_barrier[-1]
-        if len(at_barrier) == topology.drafters:
-            for event in at_barrier:
+    def _drafter(self, rank: int) -> Process:
+        topology, clock = self.topology, self.drafter_clocks[rank]
+        for batch in range(rank, self.batches, topology.drafters):
+            clock.switch("starved")
+            if batch not in self.arrived[rank]:
+                event = self.environment.event()
+                self.wanted[rank] = batch, event
+                yield event
+            del self.arrived[rank][batch]
+            self.ready.change(-1)
+            clock.switch("busy")
+            yield self.machine.work(float(self.seconds.drafter[batch]), "drafter")
+            if batch % topology.window_size + topology.drafters >= topology.window_size:
+                clock.switch("barrier")
+                if topology.barrier:
+                    yield self._meet()
+                clock.switch("commit")
+                yield self.machine.work(self.seconds.commit, "drafter")
+                if rank == 0:
+                    self._committed()
+            yield self.slots[rank].get()
+            self.in_flight.change(-1)
+        clock.switch("starved")  # as long as others go on
+
+    def _meet(self) -> Event:
+        mine = self.environment.event()
+        self.at_barrier.append(mine)
+        if len(self.at_barrier) == self.topology.drafters:
+            for event in self.at_barrier:
                 event.succeed()
-            at_barrier.clear()
+            self.at_barrier.clear()
         return mine
 
-    environment.process(feed())
-    for worker in range(topology.targets):
-        environment.process(target(worker))
-    drafters = [environment.process(drafter(rank)) for rank in range(topology.drafters)]
-    environment.run(simpy.AllOf(environment, drafters))
-    return Timeline(
-        window_ends=state.window_ends,
-        target_busy=state.busy_targets,
-        drafter_busy=state.busy_drafters,
-        barrier=state.barrier,
-        starved=state.starved,
-        waiting_mean=state.waiting_area / environment.now if environment.now else 0.0,
-    )
+    def _committed(self) -> None:
+        self.window_ends.append(self.environment.now)
+        if len(self.window_ends) == self.warmup:
+            everything: list[Clock | Level] = [*self.target_clocks, *self.drafter_clocks]
+            for one in (*everything, self.ready, self.in_flight):
+                one.reset()
+
+
+def _machine(environment: Environment, topology: Topology, seconds: Seconds) -> Machine:
+    kinds: tuple[Kind, ...] = ("load", "target", "drafter")
+    slowdown: dict[Kind, float] = {kind: seconds.slowdown.get(kind, 1.0) for kind in kinds}
+    if topology.cores is None:
+        return OwnDevices(environment, slowdown)
+    return SharedCores(environment, topology.cores, slowdown)
