@@ -10,11 +10,14 @@ import click
 import dflash
 from dflash.bench import settings_file
 from dflash.bench.cli_baseline import baseline
+from dflash.bench.cli_calibrate import calibrate
 from dflash.bench.cli_calibration import aa, power
 from dflash.bench.cli_plan import plan
 from dflash.bench.cli_plugins import plugins
+from dflash.bench.cli_predict import predict
 from dflash.bench.cli_run import run
 from dflash.bench.cli_store import compare, export, show
+from dflash.bench.cli_tune import tune
 from dflash.command_line import run_command
 from dflash.errors import ExitCode
 
@@ -47,6 +50,7 @@ def cli() -> None:
     dflash-bench --strategy random,bucketed --quick  one pair, in seconds, without an interval
     dflash-bench --strategy bucketed --against main --fail-on tok_s:5%   a gate on a change
     dflash-bench plan --strategy all                 what their plans are made of, without a model
+    dflash-bench predict --lengths ... --model qwen3-8b --hardware h100 --topology 6:2   before any GPU is rented
     dflash-bench plugins list                        what strategies there are, with their options
     dflash-bench                                     what [tool.dflash-bench] in pyproject.toml says
 
@@ -54,7 +58,7 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, compare, show, export, baseline, aa, power, plugins):
+for command in (run, plan, compare, show, export, baseline, aa, power, predict, calibrate, tune, plugins):
     cli.add_command(command)
 
 
