@@ -105,11 +105,20 @@ class PipelineSettings(Section, frozen=True, kw_only=True):
     """train one window together; the only setting here on which results depend, by rounding"""
     prefetch: Count = 1
     depth: Count = 3
-    """micro-batches in flight for each drafter"""
+    """micro-batches that may wait for each drafter, beside those that the targets work on"""
     devices: str = "auto"
     """auto, cpu, or a device for each worker, targets first: 'cuda:0,cuda:1'; fewer are shared in turn"""
     watchdog_seconds: Positive = 600.0
     """a stage without progress for so long is an error"""
+
+    @property
+    def slots(self) -> int:
+        """Micro-batches under way for each drafter: ``depth``, and its share of the targets' own.
+
+        A slot is held from dispatch until its micro-batch is trained, so with ``depth`` alone several
+        targets would wait for a slot while nothing is ready for a drafter.
+        """
+        return self.depth + -(-self.targets // self.drafters)
 
 
 class TrainingSettings(Section, frozen=True, kw_only=True):

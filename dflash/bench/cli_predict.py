@@ -33,7 +33,9 @@ from dflash.bench.cli_scene import make_samples, make_scene, parse_topology, sce
 @click.option(
     "--accumulation", type=click.IntRange(1), help="Micro-batches of a drafter in a window, A.  [default: 2]"
 )
-@click.option("--depth", type=click.IntRange(1), help="Micro-batches in flight for a drafter.  [default: 3]")
+@click.option(
+    "--depth", type=click.IntRange(1), help="Micro-batches that may wait for a drafter.  [default: 3]"
+)
 @click.option("--no-barrier", is_flag=True, help="Let drafters not wait for each other: what the wait costs.")
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Which epoch to plan.")
 @scene_options

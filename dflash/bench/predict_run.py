@@ -141,7 +141,7 @@ def run_predictions(
             request.token_budget,
             rates.memory_bytes.value,
             topology.drafters,
-            topology.depth,
+            topology.slots,
             longest,
         ),
     )

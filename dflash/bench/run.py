@@ -160,7 +160,7 @@ def _settings(request: RunRequest, config: Config) -> results.Settings:
     return results.Settings(
         token_budget=config.batching.token_budget,
         accumulation=config.batching.accumulation,
-        drafters=1,
+        drafters=config.pipeline.drafters,
         warmup_windows=WARMUP_WINDOWS,
         windows=request.windows,
         rounds=request.looks.at[-1],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from dflash.bench import store
@@ -11,17 +9,10 @@ from dflash.bench.results import Run
 from dflash.config import Config
 from dflash.errors import UsageError
 
-LAST = "last"
-
 
 def load_run(name: str) -> Run:
-    """The run called `last`, or in a file; UsageError if there is none."""
-    if name != LAST:
-        return store.load(Path(name))[0]
-    stored = sorted(store.DIRECTORY.glob("*.parquet"))
-    if not stored:
-        raise UsageError(f"{store.DIRECTORY}: no run is stored there; dflash-bench --strategy ... stores one")
-    return store.load(stored[-1])[0]
+    """The run called `last`, or by the start of its name, or in a file; UsageError if there is none."""
+    return store.load(store.find(name))[0]
 
 
 def trainer_config(run: Run) -> Config:

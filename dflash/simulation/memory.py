@@ -34,7 +34,7 @@ def memory(
     token_budget: int,
     device_bytes: float,
     drafters: int,
-    depth: int,
+    slots: int,
     eager_length: int = 0,
 ) -> Memory:
     """For a micro-batch that fills the token budget.
@@ -53,7 +53,7 @@ def memory(
     return Memory(
         target=target_bytes(sizes, token_budget, eager_length),
         drafter=drafter_bytes(sizes, token_budget),
-        host=drafters * depth * token_budget * COMPUTE_BYTES * sizes.feature_width,
+        host=drafters * slots * token_budget * COMPUTE_BYTES * sizes.feature_width,
         most_tokens=256 * low,
         fits=fits(token_budget),
     )

@@ -30,12 +30,17 @@ class Topology:
     drafters: int
     accumulation: int
     depth: int
-    """slots of each drafter"""
+    """micro-batches that may wait for each drafter, as ``pipeline.depth``"""
     prefetch: int = 1
     barrier: bool = True
     """whether drafters wait for each other at the end of a window; False is what they never do, to compare"""
     cores: int | None = None
     """that all workers share; None where each has a device of its own"""
+
+    @property
+    def slots(self) -> int:
+        """Micro-batches under way for each drafter, as the trainer has them."""
+        return self.depth + -(-self.targets // self.drafters)
 
     @property
     def window_size(self) -> int:
@@ -97,7 +102,7 @@ class _Simulation:
         self.environment: Environment = simpy.Environment()
         self.machine = _machine(self.environment, topology, seconds)
         self.batches = len(seconds.target)
-        self.slots = [self._store(topology.depth) for _ in range(topology.drafters)]
+        self.slots = [self._store(topology.slots) for _ in range(topology.drafters)]
         self.work = self._store(2 * topology.prefetch)
         self.loaded = self._store(2 * topology.targets)
         self.arrived: list[dict[int, float]] = [{} for _ in range(topology.drafters)]

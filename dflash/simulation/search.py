@@ -141,11 +141,12 @@ class Search:
         return Judged(choice, rate, ratio, counts.padding_efficiency)
 
     def _fits(self, choice: Choice) -> bool:
-        rates, (_, drafters) = self._profile.rates, choice.topology
+        rates, (targets, drafters) = self._profile.rates, choice.topology
         if rates is None:
             return True
         device = rates.memory_bytes.value
-        needed = memory(self._sizes, choice.token_budget, device, drafters, choice.depth, self._eager_length)
+        slots = Topology(targets, drafters, choice.accumulation, choice.depth).slots
+        needed = memory(self._sizes, choice.token_budget, device, drafters, slots, self._eager_length)
         return needed.fits
 
     def _plan(

@@ -39,7 +39,7 @@ def estimate(topology: Topology, seconds: Seconds, most: int = MOST_MICRO_BATCHE
     """
     size = topology.window_size
     windows = len(seconds.target) // size
-    warmup = 4 + 2 * -(-topology.depth // topology.accumulation)
+    warmup = 4 + 2 * -(-topology.slots // topology.accumulation)
     counted = max(warmup, most // (SPANS * size) - warmup)
     if windows * size <= most or windows <= SPANS * (counted + warmup):
         whole = simulate(topology, seconds)

@@ -5,6 +5,7 @@ All that calibration knows of the models and the trainer is here.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from dflash.models.target import Target
 from dflash.pipeline.stages import load, read_features
 from dflash.pipeline.work import LoadedBatch, TargetOutput
 from dflash.simulation.shapes import AnchorRule, BatchShapes
-from dflash.training.run import load_models
+from dflash.training.models import load_models
 from dflash.training.schedule import Window, in_training_order
 from dflash.training.step import DrafterStep
 
@@ -40,7 +41,7 @@ class Workbench:
         """Load what ``config`` names; raises UsageError where a run would."""
         torch.set_num_threads(1)
         store = open_store(config.data)
-        models = load_models(config)
+        models = load_models(config, store)
         # Gradient diversity is measured in every trial, and predictions are held against trials.
         step = DrafterStep(models.drafter, models.head, config, total_windows=10_000, diversity=True)
         return cls(config, store, models.targets[0], step)
@@ -59,13 +60,16 @@ class Workbench:
 
     def train(self, output: TargetOutput) -> None:
         """What a drafter does with a micro-batch that closes no window."""
-        self.step(output)
+        self.step.add(output)
         self._settle()
 
     def commit(self, layout: Layout = "padded") -> None:
         """What a drafter does at the end of a window: an empty micro-batch closes it."""
         work = list(in_training_order([Window(0, layout, [(_NONE, _NONE)])], [], []))[-1]
-        self.step(read_features(load(work, self.store, self.config.drafter, 0), self.target))
+        output = read_features(load(work, self.store, self.config.drafter, 0), self.target)
+        # One drafter alone waits for nobody, so its step ends at once.
+        with suppress(StopIteration):
+            self.step(output).send(None)
         self._settle()
 
     def shares(self, rows: IntArray) -> tuple[float, float]:

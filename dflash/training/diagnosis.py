@@ -55,10 +55,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Slots:
-    """The memory in which features wait for their drafter: depth x budget x features x dtype x drafters."""
+    """The memory in which features wait for their drafter: slots x budget x features x dtype x drafters."""
 
     drafters: int
-    depth: int
+    slots: int
     token_budget: int
     features: int
     """numbers per token: target layers x hidden size"""
@@ -68,11 +68,11 @@ class Slots:
     def total_bytes(self) -> int:
         """Of all slots together."""
         itemsize: int = getattr(torch, self.dtype).itemsize
-        return self.drafters * self.depth * self.token_budget * self.features * itemsize
+        return self.drafters * self.slots * self.token_budget * self.features * itemsize
 
     def __str__(self) -> str:
         return (
-            f"{self.drafters} drafters x depth {self.depth} x {self.token_budget} tokens x {self.features} "
+            f"{self.drafters} drafters x {self.slots} slots x {self.token_budget} tokens x {self.features} "
             f"features x {self.dtype} = {size(self.total_bytes)}"
         )
 
@@ -138,7 +138,7 @@ def diagnose(config: Config) -> Diagnosis:
         found.target = f"{folder}, {shape.hidden_size} wide, features of layers {_listed(shape)}"
         found.slots = Slots(
             drafters=config.pipeline.drafters,
-            depth=config.pipeline.depth,
+            slots=config.pipeline.slots,
             token_budget=config.batching.token_budget,
             features=len(shape.target_layer_ids) * shape.hidden_size,
             dtype=config.data.target_dtype,

@@ -118,7 +118,7 @@ def try_worst(models: Models, store: TokenStore, config: Config, worst: WorstMic
         loaded = load(work, store, config.drafter, seed)
         with _out_of_memory_is_one_line("target", loaded, config):
             features = read_features(loaded, target).features
-        like, in_flight = features.features_TF[:0], max(in_flight, config.pipeline.depth * features.nbytes)
+        like, in_flight = features.features_TF[:0], max(in_flight, config.pipeline.slots * features.nbytes)
         del features
     weights = list(models.drafter.parameters())
     room = in_flight + 2 * sum(weight.numel() * weight.element_size() for weight in weights)

@@ -70,12 +70,12 @@ def training_run(
         stall_after=settings.watchdog_seconds,
         preload=modules_of_workers(config),
     ) as pipeline:
-        reserved = [pipeline.channel(f"slots-{rank}", items=settings.depth) for rank in ranks]
+        reserved = [pipeline.channel(f"slots-{rank}", items=settings.slots) for rank in ranks]
         work_tx, work_rx = pipeline.channel("work", items=2 * settings.prefetch)
         batches_tx, batches_rx = pipeline.channel("batches", items=2 * settings.targets)
-        features = [pipeline.channel(f"features-{rank}", items=settings.depth) for rank in ranks]
+        features = [pipeline.channel(f"features-{rank}", items=settings.slots) for rank in ranks]
         results_tx, results_rx = pipeline.channel("results", items=8)
-        slots = [pipeline.slots(settings.depth, nbytes=_slot_bytes(config)) for _ in ranks]
+        slots = [pipeline.slots(settings.slots, nbytes=_slot_bytes(config)) for _ in ranks]
         rendezvous = _Rendezvous(settings.drafters) if pipeline.has_processes else None
         others = [None] * settings.drafters if rendezvous else _introduce(pipeline, settings.drafters)
 

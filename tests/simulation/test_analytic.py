@@ -150,8 +150,8 @@ def test_the_published_node():
 def test_memory_of_the_reference_run():
     """49,152 tokens fit a device of 96 GB with fused attention, and not where 8,191^2 scores exist."""
     sizes = load_sizes("qwen3-8b")
-    fused = memory.memory(sizes, 49_152, 96e9, drafters=6, depth=3)
-    eager = memory.memory(sizes, 49_152, 96e9, drafters=6, depth=3, eager_length=8191)
+    fused = memory.memory(sizes, 49_152, 96e9, drafters=6, slots=3)
+    eager = memory.memory(sizes, 49_152, 96e9, drafters=6, slots=3, eager_length=8191)
     assert fused.fits
     assert not eager.fits
     assert fused.host == 6 * 3 * 49_152 * 5 * 4096 * 2
