@@ -50,7 +50,7 @@ def cli() -> None:
     dflash-bench --strategy random,bucketed --quick  one pair, in seconds, without an interval
     dflash-bench --strategy bucketed --against main --fail-on tok_s:5%   a gate on a change
     dflash-bench plan --strategy all                 what their plans are made of, without a model
-    dflash-bench predict --lengths ... --model qwen3-8b --hardware h100 --topology 6:2   before any GPU is rented
+    dflash-bench predict --model qwen3-8b --hardware h100 --topology 6:2   a rate before a GPU is rented
     dflash-bench plugins list                        what strategies there are, with their options
     dflash-bench                                     what [tool.dflash-bench] in pyproject.toml says
 

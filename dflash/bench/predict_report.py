@@ -9,10 +9,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dflash.bench.metrics import number, percent
+from dflash.bench.metrics import ABSENT, number, percent
 from dflash.bench.predict_check import Check
 from dflash.bench.predict_run import Prediction, Scene
-from dflash.bench.tables import ABSENT, clean, labelled, name_cell, number_cell, percent_cell, show_all, table
+from dflash.bench.tables import clean, labelled, name_cell, number_cell, percent_cell, show_all, table
 
 _GB = 10**9
 

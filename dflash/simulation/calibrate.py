@@ -82,7 +82,7 @@ def calibrate(
     commit = _commit_seconds(bench, batches["padded"])
     progress("a target and a drafter at once")
     *slowdowns, disturbed = _slowdowns(bench, batches["padded"][-MIXED:], loop_seconds)
-    own_device = config.pipeline.device != "cpu"
+    own_device = bench.target.device.type != "cpu"
     shares = bench.shares(rows[:: max(1, len(rows) // _SAMPLED_ROWS)])
     source = f"measured on {datetime.now(UTC):%Y-%m-%d}"
     at_once = f"{source}: rates of a target and a drafter alone and at once"
@@ -182,7 +182,7 @@ def _times(bench: Workbench, one: LoadedBatch) -> tuple[float, float, float]:
 
 def _clock(bench: Workbench) -> Callable[[], float]:
     """On a CPU the thread's own time, in which nothing counts that takes the core away from it."""
-    return thread_time if bench.config.pipeline.device == "cpu" else perf_counter
+    return thread_time if bench.target.device.type == "cpu" else perf_counter
 
 
 def _timed(action: Callable[[], Any], clock: Callable[[], float]) -> float:

@@ -26,6 +26,7 @@ def config(small_target, small_store):
     settings = (
         f"data.store={small_store}",
         f"data.target={small_target}",
+        "data.allow_untrained_target=true",
         "batching.token_budget=400",
         "batching.strategy=random",
         "drafter.block_size=8",

@@ -131,12 +131,8 @@ def test_every_workers_seconds_add_up(targets, drafters, accumulation, depth, lo
     for worker in (*timeline.targets, *timeline.drafters):
         assert min(worker.values()) >= -1e-9
         assert sum(worker.values()) == pytest.approx(wall)
-    assert (
-        0
-        <= timeline.ready_mean
-        <= timeline.in_flight_mean
-        <= Topology(targets, drafters, 1, depth).slots * drafters + 1e-9
-    )
+    slots = Topology(targets, drafters, 1, depth).slots
+    assert 0 <= timeline.ready_mean <= timeline.in_flight_mean <= slots * drafters + 1e-9
 
 
 def test_a_full_pipeline_is_blocked_and_an_empty_one_starved():
