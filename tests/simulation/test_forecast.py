@@ -35,7 +35,7 @@ def predicted(arm, lengths, topology, budget=49_152, **more):
 @pytest.mark.parametrize(
     "strategy", ["sorted", "random", "bucketed:buckets=6", "bucketed:windows=synced", "packed"]
 )
-@pytest.mark.parametrize("topology", [Topology(2, 6, 1, 3), Topology(3, 2, 2, 2)])
+@pytest.mark.parametrize("topology", [Topology(2, 6, 1, 2), Topology(3, 2, 2, 2)])
 def test_spans_stay_within_their_bound(strategy, topology):
     """Of the whole plan's simulation; the bound is one of 95 %, and every case here is fixed."""
     lengths = parse_lengths("lognormal:n=45000")
