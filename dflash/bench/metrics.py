@@ -71,6 +71,7 @@ _TRIAL = (
         "peak_gpu_memory_bytes", "B", "lower", "most memory that the trial's tensors held on a GPU", "none"
     ),
     Metric("wall_seconds", "s", "none", "wall time of the measured windows", "none"),
+    Metric("predicted_tok_s", "tokens/s", "none", "what this machine's profile foretells of tok_s", "none"),
     Metric("real_tokens", "tokens", "none", "real tokens of the measured windows", "exact"),
     Metric("padded_tokens", "tokens", "none", "padded tokens of the measured windows", "exact"),
     Metric("loss_tokens", "tokens", "none", "loss tokens of the measured windows", "exact"),

@@ -19,7 +19,7 @@ from dflash.bench.trial_figures import Measured, Reading
 from dflash.bench.window_set import representative_windows
 from dflash.data.sources import open_store
 from dflash.data.store import TokenStore
-from dflash.errors import TrialError
+from dflash.errors import TrialError, UsageError
 from dflash.plugin_manager import PluginManager
 from dflash.training.models import staff_for
 from dflash.training.placement import place
@@ -128,9 +128,12 @@ def _measurement(
     # A time for each operation, because the windows of a set differ in work by intent.
     paces = [spent / done for spent, done in zip(seconds[: end - 1], work[1:], strict=True) if done]
     unsteadiness = unsteady(paces, warmup - 1) if len(paces) == end - 1 else None
+    of_the_clock = trial_figures.of_the_clock(measured)
+    predicted, drift = _predicted(epoch, request, of_the_clock["tok_s"])
     return Measurement(
         metrics={
-            **trial_figures.of_the_clock(measured),
+            **of_the_clock,
+            "predicted_tok_s": predicted,
             **trial_figures.of_the_plan(epoch, sizes),
             **trial_figures.of_the_work(measured, config.drafter.block_size, sum(of_drafter[warmup:])),
             **trial_figures.of_the_memory(),
@@ -145,6 +148,28 @@ def _measurement(
         windows=trial_figures.window_figures(measured),
         steal_share=trial_figures.steal_share(measured),
         throttled=seen.throttled,
-        notes=[unsteadiness] if unsteadiness else [],
+        notes=[note for note in (unsteadiness, drift) if note],
         machine=machine.describe(),
     )
+
+
+def _predicted(
+    epoch: EpochPlan, request: TrialRequest, tok_s: float | None
+) -> tuple[float | None, str | None]:
+    """What the profile of this machine foretells of the rate, and a note where that is far off.
+
+    None where this machine was never calibrated, or for models that it was not calibrated with.
+    """
+    from dflash.simulation.foretell import foretell
+    from dflash.simulation.profile import THIS_MACHINE, load_profile
+
+    try:
+        profile = load_profile(THIS_MACHINE)
+        foretold = foretell(
+            request.config, epoch, profile, _order(epoch, request), request.warmup, request.windows
+        )
+    except UsageError:
+        return None, None
+    if tok_s is None or foretold.drift(tok_s) is None:
+        return foretold.tok_s, None
+    return foretold.tok_s, "the rate is beyond the error that the prediction states; calibrate anew"

@@ -137,8 +137,12 @@ def test_fused_attention_matters_beyond_the_longest_sample_only():
 
 
 def test_the_published_node():
-    """SpecForge's eight H200. From their isolated step times, and from operations alone; nothing is fitted to
-    these rates. What is missing for 2:6 is known: their trainers were slower there, and nobody says why."""
+    """SpecForge's eight H200, from their isolated step times and from operations.
+
+    No independent check: the profile's efficiencies come from that node, and so does the length of a sample,
+    which makes 0 % of the first one. What is missing for 2:6 is known: their trainers were slower there, and
+    nobody says why.
+    """
     cost = analytic_cost(load_sizes("qwen3-8b"), load_profile("h200").rates)
     steps = [published.from_step_times(one) / one.samples_per_second - 1 for one in published.NODE]
     counted = [published.from_operations(one, cost) / one.samples_per_second - 1 for one in published.NODE]
