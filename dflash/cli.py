@@ -8,6 +8,7 @@ import click
 
 import dflash
 from dflash.command_line import run_command
+from dflash.commands.doctor import doctor
 from dflash.commands.evaluate import evaluate
 from dflash.commands.export import export
 from dflash.commands.prepare import prepare
@@ -24,7 +25,7 @@ def cli() -> None:
     """
 
 
-for command in (prepare, train, evaluate, export):
+for command in (prepare, train, evaluate, export, doctor):
     cli.add_command(command)
 
 

@@ -19,9 +19,9 @@ the functions that need it, because every plugin is imported to list the strateg
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -63,23 +63,80 @@ class StrategySpec:
     strategy: type[Strategy]
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
-            raise PluginError(f"strategy name {self.name!r}: use a-z, 0-9, - and _, a letter first")
         if self.name == ALL:
             raise PluginError(f"strategy name {self.name!r}: it stands for every strategy")
-        if not self.summary or "\n" in self.summary:
-            raise PluginError(f"strategy {self.name!r}: the summary must be one line")
-        cls: object = self.strategy
-        if not (isinstance(cls, type) and is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-            raise PluginError(f"strategy {self.name!r}: {cls!r} is not a frozen dataclass type")
-        if not callable(getattr(cls, "plan", None)):
-            raise PluginError(f"strategy {self.name!r}: {cls.__name__} has no method plan(lengths, request)")
-        for field in fields(cls):
-            if field.default is MISSING and field.default_factory is MISSING:
-                raise PluginError(f"strategy {self.name!r}: option {field.name!r} has no default")
+        _refuse_bad("strategy", self.name, self.summary, self.strategy, "plan", "lengths, request")
+
+
+Event = Mapping[str, Any]
+"""Something that happened in a run, of what JSON can hold. ``event["type"]`` is one of
+
+- ``run_start``: ``folder``, ``windows`` (of the whole run), ``first`` (the window it begins with; not 0 where
+  it goes on with a run), ``manifest`` (settings, versions, fingerprints, plan digests, command line);
+- ``window``: a committed window, as a line of metrics.jsonl has it;
+- ``evaluation``: ``window``, ``loss`` and ``accuracy_B`` of the held-out samples;
+- ``checkpoint``: ``window`` and ``path``; it is whole when the next window is committed;
+- ``telemetry``: an interval, as a line of the file of ``dflash train --telemetry`` has it;
+- ``run_end``: ``reason`` (finished, interrupted or failed), ``message`` of the failure or null, and, if there
+  was any work, the telemetry of the whole run.
+
+Types and keys are only ever added.
+"""
+
+
+class Observer(Protocol):
+    """Who wants to hear of a run."""
+
+    def open(self, run: Event) -> Callable[[Event], object]:
+        """Before the first window, with ``run_start``; what it returns is called with every later event.
+
+        The last one is ``run_end``. Calls come from the thread that drives the run, which waits: what takes
+        long belongs in a thread of the observer's own. An exception here refuses the run; one from a later
+        call is a warning, and no event follows.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ObserverSpec:
+    """An observer on offer, for `dflash train --observe NAME:OPTION=VALUE`.
+
+    name, summary: as of a strategy.
+    observer: a frozen dataclass with a method `open` as `Observer` has it. Its fields are the options, as
+        those of a strategy.
+
+    Raises PluginError if a spec is not so.
+    """
+
+    name: str
+    summary: str
+    observer: type[Observer]
+
+    def __post_init__(self) -> None:
+        _refuse_bad("observer", self.name, self.summary, self.observer, "open", "run")
+
+
+def _refuse_bad(kind: str, name: str, summary: str, cls: object, method: str, arguments: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise PluginError(f"{kind} name {name!r}: use a-z, 0-9, - and _, a letter first")
+    if not summary or "\n" in summary:
+        raise PluginError(f"{kind} {name!r}: the summary must be one line")
+    if not (isinstance(cls, type) and is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise PluginError(f"{kind} {name!r}: {cls!r} is not a frozen dataclass type")
+    if not callable(getattr(cls, method, None)):
+        raise PluginError(f"{kind} {name!r}: {cls.__name__} has no method {method}({arguments})")
+    for field in fields(cls):
+        if field.default is MISSING and field.default_factory is MISSING:
+            raise PluginError(f"{kind} {name!r}: option {field.name!r} has no default")
 
 
 @hookspec
 def dflash_strategies() -> Iterable[StrategySpec]:
     """The strategies that a plugin offers."""
+    return ()
+
+
+@hookspec
+def dflash_observers() -> Iterable[ObserverSpec]:
+    """Those who can be told what happens in a training run."""
     return ()

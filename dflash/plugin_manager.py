@@ -25,12 +25,20 @@ from dflash import hookspecs
 from dflash.batching import options
 from dflash.batching.options import Option, parse_strategies
 from dflash.errors import PluginError, UsageError
-from dflash.hookspecs import ALL, API_VERSION, GROUP, StrategySpec
+from dflash.hookspecs import ALL, API_VERSION, GROUP, Observer, ObserverSpec, StrategySpec
 
 if TYPE_CHECKING:
     from dflash.batching.plan import Strategy
 
-__all__ = ["Arm", "PluginManager", "PluginWarning", "StrategyRecord", "parse_strategies"]
+__all__ = [
+    "Arm",
+    "NamedObserver",
+    "ObserverRecord",
+    "PluginManager",
+    "PluginWarning",
+    "StrategyRecord",
+    "parse_strategies",
+]
 
 AUTOLOAD_VARIABLE = "DFLASH_DISABLE_PLUGIN_AUTOLOAD"
 OWN_DISTRIBUTION = "dflash"
@@ -89,6 +97,32 @@ class Arm:
     def options(self) -> dict[str, Any]:
         """All options and their values."""
         return asdict(self.strategy)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class ObserverRecord:
+    """An observer as listed. A plugin that is BROKEN or blocked stands among the strategies."""
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    distribution: str
+    version: str
+    observer: type[Observer]
+    usable: Literal[True] = True
+
+    @property
+    def full_name(self) -> str:
+        """`distribution/name`, which is never ambiguous."""
+        return f"{self.distribution}/{self.name}"
+
+
+@dataclass(frozen=True)
+class NamedObserver:
+    """An observer with its options set."""
+
+    name: str
+    observer: Observer
 
 
 @dataclass(frozen=True)
@@ -174,6 +208,36 @@ class PluginManager:
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         raise UsageError(f"unknown strategy {name!r}{hint} available: {', '.join(known) or 'none'}")
 
+    def observer_records(self) -> list[ObserverRecord]:
+        """All observers, by name and distribution. Raises as `strategies` does."""
+        self.strategies()
+        return sorted(self._offered, key=lambda record: (record.name, record.full_name))
+
+    def observers(self, text: str) -> list[NamedObserver]:
+        """The observers of `name[:option=value...],...` with their options, in order.
+
+        Raises PluginError if two distributions claim a name or its plugin is BROKEN or blocked, and
+        UsageError if there is no such observer or option.
+        """
+        return [
+            NamedObserver(
+                name, options.construct(f"observer {name!r}", self._observer(name).observer, option_text)
+            )
+            for name, option_text in parse_strategies(text)
+        ]
+
+    def _observer(self, name: str) -> ObserverRecord:
+        records = self.observer_records()
+        _refuse_rivals(name, records)
+        for record in records:
+            if _matches(record, name):
+                return record
+        for plugin in self._records:
+            if not plugin.usable and _matches(plugin, name):
+                raise PluginError(plugin.trouble)
+        known = ", ".join(sorted({record.name for record in records}))
+        raise UsageError(f"unknown observer {name!r}; available: {known or 'none'}")
+
     def arms(self, text: str) -> list[Arm]:
         """The strategies of `name[:option=value...],...` with their options, each once, in order.
 
@@ -204,17 +268,19 @@ class PluginManager:
     @cached_property
     def _records(self) -> list[StrategyRecord]:
         records: list[StrategyRecord] = []
+        self._offered: list[ObserverRecord] = []
         for plugin in self._plugins:
             if plugin.blocked:
                 records.append(plugin.record("blocked", plugin.blocked))
                 continue
             try:
-                loaded = self._load(plugin)
+                loaded, offered = self._load(plugin)
                 names = [record.full_name for record in [*records, *loaded] if record.usable]
                 for name in names:
                     if names.count(name) > 1:
                         raise PluginError(f"its distribution claims the name {name} twice")
                 records += loaded
+                self._offered += offered
             except (Exception, SystemExit) as error:  # whatever foreign code raises while it is imported
                 text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
                 records.append(plugin.record("BROKEN", " ".join(text.split())))
@@ -225,7 +291,7 @@ class PluginManager:
             (_marked(r, claims) for r in records), key=lambda record: (record.name, record.full_name)
         )
 
-    def _load(self, plugin: _Plugin) -> list[StrategyRecord]:
+    def _load(self, plugin: _Plugin) -> tuple[list[StrategyRecord], list[ObserverRecord]]:
         module = plugin.entry_point.load()
         version = getattr(module, "DFLASH_API_VERSION", 1)
         if version != API_VERSION:
@@ -236,14 +302,17 @@ class PluginManager:
         except pluggy.PluginValidationError:
             self._pluggy.unregister(module)
             raise
-        calls = [
-            implementation.function
-            for implementation in self._pluggy.hook.dflash_strategies.get_hookimpls()
-            if implementation.plugin_name == plugin.full_name
-        ]
-        if not calls:
+        hooks = self._pluggy.hook
+        offers, watchers = (
+            [one.function for one in hook.get_hookimpls() if one.plugin_name == plugin.full_name]
+            for hook in (hooks.dflash_strategies, hooks.dflash_observers)
+        )
+        if not offers and not watchers:
             raise PluginError("implements no hook of dflash; is @hookimpl missing?")
-        return [_listed(plugin, spec) for call in calls for spec in cast("Iterable[object]", call())]
+        return (
+            [_listed(plugin, spec) for call in offers for spec in cast("Iterable[object]", call())],
+            [_offered(plugin, spec) for call in watchers for spec in cast("Iterable[object]", call())],
+        )
 
 
 def _found() -> list[_Plugin]:
@@ -255,17 +324,17 @@ def _found() -> list[_Plugin]:
     return sorted(plugins, key=lambda plugin: plugin.full_name)
 
 
-def _matches(item: _Plugin | StrategyRecord, name: str) -> bool:
+def _matches(item: _Plugin | StrategyRecord | ObserverRecord, name: str) -> bool:
     distribution, _, plain = name.rpartition("/")
     return item.name == plain and _normal(distribution) in ("", _normal(item.distribution))
 
 
-def _rivals(name: str, items: Sequence[_Plugin | StrategyRecord]) -> dict[str, str]:
+def _rivals(name: str, items: Sequence[_Plugin | StrategyRecord | ObserverRecord]) -> dict[str, str]:
     """The distributions that claim `name`, and their versions."""
     return {item.distribution: item.version for item in items if item.usable and _matches(item, name)}
 
 
-def _refuse_rivals(name: str, items: Sequence[_Plugin | StrategyRecord]) -> None:
+def _refuse_rivals(name: str, items: Sequence[_Plugin | StrategyRecord | ObserverRecord]) -> None:
     rivals = _rivals(name, items)
     if len(rivals) > 1:
         claims = " and ".join(f"{distribution} {version}" for distribution, version in rivals.items())
@@ -300,4 +369,17 @@ def _listed(plugin: _Plugin, spec: object) -> StrategyRecord:
         status="OK",
         sha256=hashlib.sha256(Path(inspect.getfile(spec.strategy)).read_bytes()).hexdigest(),
         strategy=spec.strategy,
+    )
+
+
+def _offered(plugin: _Plugin, spec: object) -> ObserverRecord:
+    if not isinstance(spec, ObserverSpec):
+        raise PluginError(f"dflash_observers() gave a {type(spec).__name__} instead of an ObserverSpec")
+    return ObserverRecord(
+        name=spec.name,
+        summary=spec.summary,
+        options=options.describe(spec.observer),
+        distribution=plugin.distribution,
+        version=plugin.version,
+        observer=spec.observer,
     )

@@ -59,7 +59,7 @@ def small_store(tmp_path_factory):
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_config(small_target, small_store):
     """Settings of a run that takes a moment."""
     from dflash.config import load_config

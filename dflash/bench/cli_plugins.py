@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,28 +12,31 @@ import click
 from dflash.bench.cli_options import plugin_options
 
 if TYPE_CHECKING:
-    from dflash.plugin_manager import Arm, StrategyRecord
+    from dflash.batching.options import Option
+    from dflash.plugin_manager import Arm, ObserverRecord, StrategyRecord
 
 
 @click.group()
 def plugins() -> None:
-    """Strategies of this installation, built in and from other packages; and how to write one."""
+    """Strategies and observers of this installation, built in and from other packages; how to write one."""
 
 
 @plugins.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @plugin_options
 def list_plugins(as_json: bool, blocked: tuple[str, ...], strict_plugins: bool) -> None:
-    """List every strategy with its options, defaults and origin."""
+    """List every strategy with its options, defaults and origin; then who can observe a training run."""
     from dflash.plugin_manager import PluginManager
 
-    records = PluginManager(blocked=blocked, strict=strict_plugins).strategies()
+    manager = PluginManager(blocked=blocked, strict=strict_plugins)
+    records, observers = manager.strategies(), manager.observer_records()
     if as_json:
-        click.echo(
-            json.dumps(
-                {"schema_version": 1, "strategies": [_as_dictionary(record) for record in records]}, indent=2
-            )
-        )
+        listed = {
+            "schema_version": 1,
+            "strategies": [_as_dictionary(record) for record in records],
+            "observers": [_observer_as_dictionary(record) for record in observers],
+        }
+        click.echo(json.dumps(listed, indent=2))
         return
     for record in records:
         origin = f"{record.distribution} {record.version}"
@@ -40,24 +44,40 @@ def list_plugins(as_json: bool, blocked: tuple[str, ...], strict_plugins: bool) 
             click.echo(f"{record.name}  {record.status}  ({origin}): {record.reason}")
             continue
         click.echo(f"{record.name}  ({origin})\n    {record.summary}")
-        for option in record.options:
-            click.echo(f"    {option.name}={option.default}  ({option.type})")
+        _list_options(record.options)
         if record.reason:
             click.echo(f"    {record.reason}")
+    for observer in observers:
+        origin = f"{observer.distribution} {observer.version}"
+        click.echo(f"{observer.name}  ({origin}), for dflash train --observe\n    {observer.summary}")
+        _list_options(observer.options)
+
+
+def _list_options(options: tuple[Option, ...]) -> None:
+    for option in options:
+        click.echo(f"    {option.name}={option.default}  ({option.type})")
 
 
 def _as_dictionary(record: StrategyRecord) -> dict[str, object]:
     return {
         "name": record.name,
         "summary": record.summary,
-        "options": [
-            {"name": option.name, "type": option.type, "default": option.default} for option in record.options
-        ],
+        "options": [asdict(option) for option in record.options],
         "distribution": record.distribution,
         "version": record.version,
         "status": record.status,
         "reason": record.reason,
         "sha256": record.sha256,
+    }
+
+
+def _observer_as_dictionary(record: ObserverRecord) -> dict[str, object]:
+    return {
+        "name": record.name,
+        "summary": record.summary,
+        "options": [asdict(option) for option in record.options],
+        "distribution": record.distribution,
+        "version": record.version,
     }
 
 

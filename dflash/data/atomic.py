@@ -19,7 +19,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     finish wins; a reader sees one whole file. Each writer holds a lock on its temporary, so that a temporary
     without a lock is known to be a dead writer's, whatever became of its process id: those are removed first.
     """
-    _remove_leftovers(path)
+    remove_leftovers(path.parent, path.name)
     temporary, file = _open_locked(path)
     try:
         with file:
@@ -43,8 +43,9 @@ def _open_locked(path: Path) -> tuple[Path, BinaryIO]:
         file.close()  # another writer's clean-up came between creation and lock
 
 
-def _remove_leftovers(path: Path) -> None:
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove the temporaries of dead writers of ``folder / name``; by default of every file there."""
+    for leftover in folder.glob(f".{name}.*.tmp"):
         with contextlib.suppress(FileNotFoundError, BlockingIOError), open(leftover, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             leftover.unlink()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dflash.errors import UsageError
+from dflash.errors import DflashError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Batch:
 def collate_padded(store: TokenStore, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
     """Read the first ``lengths[i]`` tokens of each ``rows[i]`` into a padded micro-batch; D = 0 gives [0, 0].
 
-    Raises UsageError if a length is below 1 or above what the store holds.
+    Raises UsageError if a length is below 1 or above what the store holds, DflashError if a row is cut short.
     """
     rows, lengths, documents = _read(store, rows, lengths)
     shape = len(rows), int(lengths.max(initial=0))
@@ -78,4 +78,11 @@ def _read(
             "plan with the lengths of this store"
         )
     samples = zip(map(store.sample, rows.tolist()), lengths.tolist(), strict=True)
-    return rows, lengths, [(ids[:length], mask[:length]) for (ids, mask), length in samples]
+    documents = [(ids[:length], mask[:length]) for (ids, mask), length in samples]
+    for row, length, (ids, _) in zip(rows, lengths, documents, strict=True):
+        if len(ids) != length:
+            raise DflashError(
+                f"{store.path}: row {row} ends after {len(ids)} of {length} tokens; the file has changed or "
+                "is damaged, prepare the data again"
+            )
+    return rows, lengths, documents

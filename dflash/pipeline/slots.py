@@ -82,7 +82,7 @@ class SlotRing(Slots):
             )
         self._descriptor = os.memfd_create("dflash-slots")
         os.posix_fallocate(self._descriptor, 0, total)
-        self._bytes = self._map()
+        self._map()
 
     def __reduce__(self) -> Any:
         return _attach, (DupFd(self._descriptor), self.count, self.slot_bytes)
@@ -98,6 +98,7 @@ class SlotRing(Slots):
             raise DflashError(f"features of {nbytes:,} bytes do not fit into a slot of {self.slot_bytes:,}")
         filled = Filled(turn % self.count, tuple(tensor.shape), _name(tensor.dtype))
         with span("copy"):
+            self._pin_for(tensor.device)
             self._view(filled).copy_(tensor)
         return filled
 
@@ -106,16 +107,23 @@ class SlotRing(Slots):
         if device.type == "cpu":
             return view
         with span("copy"):
+            self._pin_for(device)
             return view.to(device)
 
-    def _map(self) -> Tensor:
+    def _map(self) -> None:
         mapping = mmap.mmap(self._descriptor, self.count * self.slot_bytes)
-        whole = torch.frombuffer(mapping, dtype=torch.uint8)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # Pinned where it is, once: copies then need no staging.
+        self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+        self._pinned = False
+
+    def _pin_for(self, device: torch.device) -> None:
+        """Pin the memory where it is, once in each process: copies to and from a GPU need no staging then.
+
+        Not before the first copy: until a process has loaded its model it must not touch CUDA.
+        """
+        if device.type == "cuda" and not self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            cudart.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
-        return whole
+            cudart.cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0)
+            self._pinned = True
 
     def _view(self, filled: Filled) -> Tensor:
         dtype = getattr(torch, filled.dtype)
@@ -131,7 +139,7 @@ def _attach(descriptor: Any, count: int, slot_bytes: int) -> SlotRing:
     ring = SlotRing.__new__(SlotRing)
     ring.count, ring.slot_bytes = count, slot_bytes
     ring._descriptor = descriptor.detach()
-    ring._bytes = ring._map()
+    ring._map()
     return ring
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter_ns
-from typing import Literal
+from typing import Any, Literal
 
 from dflash.errors import DflashError, StageError
 from dflash.pipeline.operation import Operation
@@ -18,11 +18,13 @@ class Stage:
 
     __slots__ = (
         "_before",
+        "at_barrier",
         "clock",
+        "has_begun",
         "name",
-        "on_work",
         "progress_ns",
         "stacks",
+        "tell",
         "thread",
         "waits_for",
         "work",
@@ -32,9 +34,14 @@ class Stage:
         self.name = name
         self.clock = StageClock(name, activity)
         self.waits_for: Operation | None = None
-        self.work: str | None = None
-        self.on_work: Callable[[str | None], None] | None = None
-        """Told of every change of ``work``."""
+        self.work: object = None
+        """What it works on, which says by ``str`` what that is; None between two of them."""
+        self.has_begun = False
+        """Whether it has had to do with a channel."""
+        self.at_barrier = False
+        """Whether it waits for the others of its group."""
+        self.tell: Callable[[str, Any], None] | None = None
+        """Told of each change of ``work`` and ``at_barrier``: which one, and its value as it can travel."""
         self.stacks: Callable[[], str] | None = None
         """The stacks of its own process, if it has one."""
         self.thread: int | None = None
@@ -61,11 +68,17 @@ class Stage:
         """The stage is alive."""
         self.progress_ns = perf_counter_ns()
 
-    def works_on(self, what: str | None) -> None:
+    def works_on(self, what: object) -> None:
         """What its messages name if it fails or hangs."""
         self.work = what
-        if self.on_work is not None:
-            self.on_work(what)
+        if self.tell is not None:
+            self.tell("work", None if what is None else str(what))
+
+    def waits_at_barrier(self, at_barrier: bool) -> None:
+        """It begins, or ends, to wait for the others of its group."""
+        self.at_barrier = at_barrier
+        if self.tell is not None:
+            self.tell("barrier", at_barrier)
 
 
 current_stage: ContextVar[Stage | None] = ContextVar("current_stage", default=None)
@@ -83,9 +96,13 @@ def span(activity: Literal["copy", "barrier"]) -> Iterator[None]:
         yield
         return
     before = stage.clock.switch(activity)
+    if activity == "barrier":
+        stage.waits_at_barrier(True)
     try:
         yield
     finally:
+        if activity == "barrier":
+            stage.waits_at_barrier(False)
         stage.clock.switch(before)
 
 
@@ -96,8 +113,8 @@ class _WorkNote(str):
 
 
 @contextmanager
-def working_on(what: str) -> Iterator[None]:
-    """Name the item that the block works on ("micro-batch 17"), for the message if it fails or hangs."""
+def working_on(what: object) -> Iterator[None]:
+    """Say what the block works on ("micro-batch 17"), for the message if it fails or hangs."""
     stage = current_stage.get()
     before = None if stage is None else stage.work
     if stage is not None:
@@ -112,7 +129,7 @@ def working_on(what: str) -> Iterator[None]:
             stage.works_on(before)
 
 
-def name_work(error: BaseException, what: str) -> None:
+def name_work(error: BaseException, what: object) -> None:
     """Note on ``error`` what its stage was working on."""
     error.add_note(_WorkNote(f"while working on {what}"))
 

@@ -65,7 +65,7 @@ async def prefetch(
 ) -> None:
     """Read tokens, draw anchors."""
     async for work in inbox:
-        with working_on(str(work)):
+        with working_on(work):
             loaded = load(work, store, settings, seed)
         await outbox.send(loaded)
 
@@ -79,7 +79,7 @@ async def run_target(
     """Run the frozen target, keep the features of real tokens, send them to the drafter they are for."""
     target = load_target()
     async for loaded in inbox:
-        with working_on(str(loaded.work)):
+        with working_on(loaded.work):
             output = read_features(loaded, target)
             shipment = ship(output, slots[loaded.work.drafter])
         await outboxes[loaded.work.drafter].send(shipment, nbytes=output.features.nbytes)
@@ -97,7 +97,7 @@ async def run_drafter(
     step = load_step(others)
     try:
         async for shipment in in_order(inbox, key=lambda shipment: shipment.work.turn):
-            with working_on(str(shipment.work)):
+            with working_on(shipment.work):
                 result = await step(unship(shipment, slots, step.device))
             await reserved.receive()
             if result is not None:

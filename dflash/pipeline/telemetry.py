@@ -9,6 +9,7 @@ A stage is always doing exactly one of five things, so its seconds add up to its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from threading import Lock
@@ -49,9 +50,26 @@ class Telemetry:
     """In the order in which they were made."""
 
     @property
+    def groups(self) -> tuple[StageTelemetry, ...]:
+        """The means of the workers of each kind: ``target`` stands for ``target-0``, ``target-1``, ..."""
+        workers: dict[str, list[StageTelemetry]] = {}
+        for stage in self.stages:
+            workers.setdefault(kind_of(stage.name), []).append(stage)
+        return tuple(_mean(kind, members) for kind, members in workers.items())
+
+    @property
     def bottleneck(self) -> str:
-        """The name of the stage that was busy longest, the earlier one of equals."""
-        return max(self.stages, key=lambda stage: stage.busy).name
+        """Whom the others wait for: the kind of worker that itself waits least for others.
+
+        That is the largest mean of busy, copy and barrier seconds, the earlier one of equals: at a barrier
+        workers of one kind wait for each other, and no other kind could help. Where one worker of the kind
+        is busy for a quarter longer than the rest of it, that worker is named.
+        """
+        kind = max(self.groups, key=lambda group: group.busy + group.copy + group.barrier).name
+        workers = [stage for stage in self.stages if kind_of(stage.name) == kind]
+        busiest = max(workers, key=lambda stage: stage.busy)
+        rest = [stage.busy for stage in workers if stage is not busiest]
+        return busiest.name if rest and busiest.busy > 1.25 * sum(rest) / len(rest) else kind
 
     def __sub__(self, earlier: Telemetry) -> Telemetry:
         """The interval from ``earlier`` to this. What is a state, not a sum (items now, peaks), stays."""
@@ -62,6 +80,19 @@ class Telemetry:
             stages=tuple(_stage_since(stages_then, stage) for stage in self.stages),
             channels=tuple(_channel_since(channels_then, channel) for channel in self.channels),
         )
+
+
+def kind_of(name: str) -> str:
+    """The name of a worker without its number."""
+    return re.sub(r"-\d+$", "", name)
+
+
+def _mean(kind: str, members: list[StageTelemetry]) -> StageTelemetry:
+    seconds = [field.name for field in fields(StageTelemetry) if field.name != "name"]
+    return StageTelemetry(
+        name=kind,
+        **{name: sum(getattr(one, name) for one in members) / len(members) for name in seconds},
+    )
 
 
 def _stage_since(then: Mapping[str, StageTelemetry], now: StageTelemetry) -> StageTelemetry:

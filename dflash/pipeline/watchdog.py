@@ -17,8 +17,10 @@ from dflash.pipeline.stage import Stage
 class Watchdog:
     """One thread, asleep until the next moment at which a stage could have been silent for ``limit`` seconds.
 
-    A stage that waits for a channel is not silent: another one keeps it waiting, and that one is named. A
-    silence is noticed after ``limit`` seconds and before twice that.
+    A stage that waits for a channel is not silent: another one keeps it waiting, and that one is named. One
+    that waits for the others of its group may do so for twice as long, so that whoever keeps it waiting is
+    named before it; and one that has yet to touch a channel, ten times as long, as it loads a model. A
+    silence is noticed after its limit and before twice that.
     """
 
     def __init__(
@@ -45,12 +47,17 @@ class Watchdog:
         while True:
             with suppress(Empty):
                 return self._stop.get(timeout=(self._limit_ns - longest) / 1e9)
-            now = perf_counter_ns()
-            silence = {stage: now - stage.progress_ns for stage in self._stages() if stage.waits_for is None}
+            silence = {stage: self._silence(stage) for stage in self._stages() if stage.waits_for is None}
             longest = max(silence.values(), default=0)
             if longest >= self._limit_ns:
                 stage = next(stage for stage, ns in silence.items() if ns == longest)
-                return self._report(_stalled(stage, longest / 1e9))
+                return self._report(_stalled(stage, (perf_counter_ns() - stage.progress_ns) / 1e9))
+
+    def _silence(self, stage: Stage) -> int:
+        ns = perf_counter_ns() - stage.progress_ns
+        if not stage.has_begun:
+            return ns // 10
+        return ns // 2 if stage.at_barrier else ns
 
 
 def _stalled(stage: Stage, seconds: float) -> StageError:

@@ -12,21 +12,31 @@ from __future__ import annotations
 
 import faulthandler
 import io
+import os
 import pickle
 import signal
+import socket
+import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
 
 from dflash.pipeline.operation import Aborted, ClosedChannel, Operation, advance
 from dflash.pipeline.stage import Stage, current_stage
 from dflash.processes import become_child
 
-# What a worker may say. Each is a tuple that starts with one of these.
-SEND, RECEIVE, CLOSE, WORK, RETURNED, RAISED = "send", "receive", "close", "work", "returned", "raised"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dflash.pipeline.channel import End
+
+# What a worker may say. Each is a tuple that starts with one of these; the first two are what a stage tells.
+WORK, BARRIER = "work", "barrier"
+SEND, RECEIVE, CLOSE, RETURNED, RAISED = "send", "receive", "close", "returned", "raised"
 
 
 class ConnectionLost(Exception):
@@ -45,11 +55,29 @@ class Spans:
     barrier: int = 0
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(ForkingPickler):
+    # torch would put a tensor into shared memory of its own, for each message anew.
     def reducer_override(self, item: Any) -> Any:
-        if type(item).__module__ == "torch" and type(item).__name__ == "Tensor":
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(item, torch.Tensor):
             raise TypeError("a tensor cannot go through a pipe: put it into a slot and send its descriptor")
         return NotImplemented
+
+
+def _pickled(item: object) -> memoryview:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(item)
+    return buffer.getbuffer()
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a new process is given. It arrives as bytes, to be opened where a failure of that can be told."""
+
+    contents: Any
+
+    def __reduce__(self) -> Any:
+        return bytes, (bytes(_pickled(self.contents)),)
 
 
 class Wire:
@@ -60,36 +88,39 @@ class Wire:
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Raises ``ConnectionLost``; and TypeError or PicklingError, nothing having been sent."""
-        buffer = io.BytesIO()
-        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+        content = _pickled(message)
         try:
-            self._connection.send_bytes(buffer.getbuffer())
+            self._connection.send_bytes(content)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
     def receive(self) -> tuple[Any, ...]:
         """Wait for a message. Raises ``ConnectionLost``, also for half a message of a sender that died."""
         try:
-            message: tuple[Any, ...] = pickle.loads(self._connection.recv_bytes())
+            content = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise ConnectionLost(str(error)) from error
+        message: tuple[Any, ...] = pickle.loads(content)
         return message
 
+    def shut(self) -> None:
+        """End both directions; what has arrived can still be received. Wakes whoever waits on either side."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as same:
+            same.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """A second time does nothing."""
+        """Give the descriptor back. Nobody may use this end any more, nor wait on it."""
         self._connection.close()
 
 
 class RemoteCore:
     """Stands in a worker for the core of a channel: what ``End`` and ``Operation`` need of one."""
 
-    bytes: int | None
-
     def __init__(self, place: int, name: str, bytes: int | None) -> None:
         self.place = place
         self.name = name
         self.bytes = bytes
-        self._ends = 0
+        self._ends: list[End] = []
 
     def start(self, operation: Operation, wake: Callable[[], object]) -> bool:
         """Carry the operation out, however long it takes."""
@@ -102,15 +133,16 @@ class RemoteCore:
             worker.ask(operation, (RECEIVE, self.place))
         return True
 
-    def attach(self, end: Any, *, sends: bool) -> None:
-        """Count a clone."""
-        self._ends += 1
+    def attach(self, end: End, *, sends: bool) -> None:
+        """Count a new end."""
+        self._ends.append(end)
 
-    def detach(self, end: Any) -> None:
-        """Close the end that these stand for, with the last of them."""
-        self._ends -= 1
-        if not self._ends:
-            _worker().wire.send((CLOSE, self.place))
+    def detach(self, end: End) -> None:
+        """Close an end, once; the one that these stand for closes with the last of them."""
+        if end in self._ends:
+            self._ends.remove(end)
+            if not self._ends:
+                _worker().say((CLOSE, self.place))
 
 
 @dataclass
@@ -119,6 +151,13 @@ class Worker:
 
     wire: Wire
     stage: Stage
+
+    def say(self, message: tuple[Any, ...]) -> None:
+        """Send ``message``. Raises ``Aborted`` if nobody listens any more."""
+        try:
+            self.wire.send(message)
+        except ConnectionLost as lost:
+            raise Aborted(lost) from None
 
     def ask(self, operation: Operation, message: tuple[Any, ...]) -> None:
         """Have ``message`` carried out, and ``operation`` end as it did."""
@@ -152,23 +191,19 @@ def _worker() -> Worker:
     return _here[0]
 
 
-def main(
-    connection: Connection,
-    stacks: Connection,
-    name: str,
-    on_thread_start: Callable[[], None] | None,
-    function: Callable[..., Coroutine[Any, Any, None]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """The whole life of a worker: run one stage to its end and say how it ended."""
-    become_child()
+def main(connection: Connection, stacks: Connection, name: str, parcel: bytes) -> None:
+    """The whole life of a worker: run one stage to its end and say how it ended.
+
+    ``parcel`` holds what runs before the stage (a function or None), the stage function and its arguments.
+    """
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
+    become_child()
     worker = Worker(Wire(connection), Stage(name, "busy"))
     _here.append(worker)
     current_stage.set(worker.stage)
-    worker.stage.on_work = lambda work: worker.wire.send((WORK, work))
+    worker.stage.tell = lambda which, value: worker.say((which, value))
     try:
+        on_thread_start, function, args, kwargs = pickle.loads(parcel)
         if on_thread_start is not None:
             on_thread_start()
         _drive(function(*args, **kwargs))
@@ -179,7 +214,6 @@ def main(
         last = (RAISED, *_portable(error))
     with suppress(ConnectionLost):
         worker.wire.send(last)
-    worker.wire.close()
 
 
 def _drive(stage: Coroutine[Any, Any, None]) -> None:
@@ -197,7 +231,7 @@ def _portable(error: BaseException) -> tuple[BaseException, list[str], str]:
     notes = list(getattr(error, "__notes__", ()))
     text = "".join(traceback.format_exception(error))
     try:
-        again = pickle.loads(pickle.dumps(error))
+        again = pickle.loads(_pickled(error))
     except Exception:
         again = None
     if type(again) is not type(error) or str(again) != str(error):

@@ -113,6 +113,15 @@ async def try_the_contract(
             await outbox.send(type(refusal).__name__)
 
 
+async def send_through_clones(outbox: Sender[int]) -> None:
+    """Send 0, 1, 2 through ends that close one after the other, some of them twice."""
+    clones = [outbox, outbox.clone(), outbox.clone()]
+    for number, clone in enumerate(clones):
+        await clone.send(number)
+        clone.close()
+        clone.close()
+
+
 async def wait_for_ever(inbox: Receiver[int]) -> None:
     """Take whatever comes."""
     async for _ in inbox:
@@ -151,6 +160,14 @@ def channels_refuse_the_same_everywhere(open_engine: OpenEngine) -> None:
             list(pipeline.results(names_rx)),
             ["ClosedChannel", "BrokenChannel", "EndOfChannel", "ItemTooLarge"],
         )
+
+
+def the_last_clone_ends_the_stream(open_engine: OpenEngine) -> None:
+    """Wherever a stage clones its ends; closing one twice closes no other."""
+    with open_engine() as pipeline:
+        numbers_tx, numbers_rx = pipeline.channel("numbers", items=1)
+        pipeline.start_apart("clone", send_through_clones, numbers_tx)
+        _same(list(pipeline.results(numbers_rx)), [0, 1, 2])
 
 
 def the_first_failure_is_the_cause(open_engine: OpenEngine) -> None:
@@ -230,6 +247,7 @@ def leaving_ends_everyone(open_engine: OpenEngine) -> None:
 ENGINE_CHECKS: Sequence[Callable[[OpenEngine], None]] = (
     everything_arrives_in_order,
     channels_refuse_the_same_everywhere,
+    the_last_clone_ends_the_stream,
     the_first_failure_is_the_cause,
     a_silent_stage_is_named,
     a_deadlock_is_named,

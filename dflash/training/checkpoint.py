@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from dflash.errors import DflashError, UsageError
 
 VERSION = 1
 FOLDER = "checkpoints"
-_NAME = re.compile(r"window-(\d{8})\.safetensors")
+_NAME = re.compile(r"window-(\d{8,})\.safetensors")
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +32,14 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """of the token store"""
     plan_digests: tuple[str, ...]
     """of every epoch"""
-    target: str
-    """hash of the target's weights and settings"""
-    settings: dict[str, Any]
-    """all sections that decide results: without how fast, where and how long"""
+    target_settings: str
+    """hash of the target's config.json"""
+    target_weights: str
+    """hash of the target's weights"""
+    settings: dict[str, dict[str, Any]]
+    """all sections that decide results: without how fast, where and how often looked at"""
+    rounding: dict[str, Any]
+    """what decides nothing but how sums are rounded; a run may go on with another"""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,12 +50,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """committed until now"""
     epoch: int
     """of the last committed window"""
-    bad_samples: int
-    """left out until now because their features were not finite"""
+    results: int
+    """of windows and evaluations, until now: so many lines of metrics.jsonl came before"""
+    bad_rows: tuple[int, ...]
+    """store rows that were left out until now because their features were not finite"""
     held_out_loss: float | None
     """of the last evaluation"""
-    drafters: int
-    """reductions over another number of drafters are rounded otherwise"""
     origin: Origin
 
 
@@ -75,16 +78,18 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         DflashError: it cannot be written; nothing is left of it.
     """
-    from safetensors.torch import save
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
-    content = save(checkpoint.tensors, {"dflash": msgspec.json.encode(checkpoint.header).decode()})
+    described = {"dflash": msgspec.json.encode(checkpoint.header).decode()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_writer(path) as file:
-            file.write(content)
-    except OSError as error:
+            # By its name, so that the bytes do not exist in memory a second time.
+            save_file(checkpoint.tensors, file.name, described)
+    except (OSError, SafetensorError) as error:
         raise DflashError(
-            f"cannot write the checkpoint {path}: {error.strerror}; the one before it is whole"
+            f"cannot write the checkpoint {path}: {error}; nothing is left of it, make room for it"
         ) from error
 
 
@@ -121,52 +126,60 @@ def _read(path: Path, *, with_tensors: bool) -> Checkpoint:
     return Checkpoint(header=header, tensors=tensors)
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run's folder, oldest first."""
-    return sorted(
-        path for path in (folder / FOLDER).glob("window-*.safetensors") if _NAME.fullmatch(path.name)
-    )
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run's folder by their number of windows, oldest first."""
+    names = ((_NAME.fullmatch(path.name), path) for path in (folder / FOLDER).glob("window-*.safetensors"))
+    return dict(sorted((int(name[1]), path) for name, path in names if name))
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Remove all but the last ``keep_last`` checkpoints and the one with the least held-out loss."""
-    found = checkpoints(folder)
-    losses = {path: read_header(path).held_out_loss for path in found}
-    known = [path for path in found if losses[path] is not None]
-    best = min(known, key=lambda path: losses[path] or 0.0, default=None)
+def prune(folder: Path, keep_last: int, until: int) -> None:
+    """Remove all but the last ``keep_last`` checkpoints and the one with the least held-out loss.
+
+    Those after more than ``until`` windows neither count nor go.
+    """
+    found = [path for windows, path in checkpoints(folder).items() if windows <= until]
+    losses = {path: _held_out_loss(path) for path in found}
+    known = {path: loss for path, loss in losses.items() if loss is not None}
+    best = min(known, key=lambda path: known[path], default=None)
     for path in found[:-keep_last]:
         if path != best:
             path.unlink(missing_ok=True)
+
+
+def _held_out_loss(path: Path) -> float | None:
+    try:
+        return read_header(path).held_out_loss
+    except UsageError:
+        # Whatever has become of it, it is not the best, and no reason to end a run.
+        return None
 
 
 def refuse_another_run(found: Origin, wanted: Origin, path: Path) -> None:
     """Refuse to go on from a checkpoint of another run, naming what differs.
 
     Raises:
-        UsageError: data, target, plans or settings differ.
+        UsageError: data, target, settings or plans differ.
     """
-    if found.fingerprint != wanted.fingerprint:
-        raise UsageError(
-            f"{path} is of another data set: its fingerprint is {found.fingerprint[:12]}, "
-            f"this store's {wanted.fingerprint[:12]}"
-        )
-    if found.target != wanted.target:
-        raise UsageError(
-            f"{path} is of another target: its hash is {found.target[:12]}, this one's {wanted.target[:12]}"
-        )
-    for section in found.settings.keys() | wanted.settings.keys():
-        mine, its = wanted.settings.get(section, {}), found.settings.get(section, {})
-        for key in sorted(mine.keys() | its.keys()):
-            if mine.get(key) != its.get(key):
+    for what, its, mine in (
+        ("data set: its fingerprint", found.fingerprint, wanted.fingerprint),
+        ("target: the hash of its config.json", found.target_settings, wanted.target_settings),
+        ("target: the hash of its weights", found.target_weights, wanted.target_weights),
+    ):
+        if its != mine:
+            raise UsageError(f"{path} is of another {what} is {its[:12]}, not {mine[:12]}")
+    for section in sorted(found.settings.keys() | wanted.settings.keys()):
+        its_keys, my_keys = found.settings.get(section, {}), wanted.settings.get(section, {})
+        for key in sorted(its_keys.keys() | my_keys.keys()):
+            if its_keys.get(key) != my_keys.get(key):
                 raise UsageError(
-                    f"{path} is of a run with {section}.{key}={its.get(key)!r}, not {mine.get(key)!r}: "
-                    "resume with the settings of the run, or start another"
+                    f"{path} is of a run with {section}.{key}={its_keys.get(key)!r}, not "
+                    f"{my_keys.get(key)!r}: resume with the settings of the run, or start another"
                 )
     pairs = zip(found.plan_digests, wanted.plan_digests, strict=False)
-    for epoch, (its_digest, digest) in enumerate(pairs):
-        if its_digest != digest:
+    for epoch, (its, mine) in enumerate(pairs):
+        if its != mine:
             raise UsageError(
-                f"{path} is of other plans: epoch {epoch} has digest {its_digest[:12]}, now {digest[:12]}: "
+                f"{path} is of other plans: that of epoch {epoch} has digest {its[:12]}, not {mine[:12]}: "
                 "the strategy, or what it is built on, has changed"
             )
     if len(found.plan_digests) != len(wanted.plan_digests):
@@ -178,17 +191,16 @@ def refuse_another_run(found: Origin, wanted: Origin, path: Path) -> None:
 class CheckpointWriter:
     """Writes in a thread of its own, one at a time.
 
-    ``write`` returns once the state is copied; ``join`` waits for the file and raises what went wrong. Call
-    it before the state changes again if the copy must not exist twice.
+    ``write`` returns once the state is copied, so that it may change; ``join`` waits for the file and raises
+    what went wrong. There is never a second copy: the next ``write`` waits too.
     """
 
-    def __init__(self, write: Callable[[Path, Checkpoint], None] = write_checkpoint) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def write(self, path: Path, header: Header, tensors: dict[str, Tensor]) -> None:
-        """Begin to write; ``tensors`` are copied first."""
+        """Begin to write. Raises what the last write raised, if nobody has asked yet."""
         self.join()
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         checkpoint = Checkpoint(header=header, tensors=copies)
@@ -207,6 +219,6 @@ class CheckpointWriter:
     def _run(self, path: Path, checkpoint: Checkpoint) -> None:
         torch.set_num_threads(1)
         try:
-            self._write(path, checkpoint)
+            write_checkpoint(path, checkpoint)
         except BaseException as error:
             self._error = error

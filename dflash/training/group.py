@@ -44,6 +44,10 @@ class Alone:
     rank, size = 0, 1
 
     async def reduce(self, parameters: Sequence[nn.Parameter], record: Record) -> list[Record]:
+        for one in parameters:
+            if one.grad is None:
+                # As in a sum over several: an optimizer takes no step where there is no gradient.
+                one.grad = torch.zeros_like(one)
         return [record]
 
 

@@ -17,16 +17,23 @@ from dflash.training.placement import Placement
 _LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "pyarrow")
 
 
-def manifest(config: Config, placement: Placement, **facts: Any) -> dict[str, Any]:
-    """Settings, versions, command line, workers; and the facts that the caller knows, such as digests."""
-    return {
+def manifest(
+    config: Config, placement: Placement, before: list[dict[str, Any]], after: int, **facts: Any
+) -> dict[str, Any]:
+    """Settings; the facts that the caller knows, such as digests; and when, where and how it was started.
+
+    Args:
+        before: the earlier starts of a run that goes on.
+        after: windows trained before this start.
+    """
+    start = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "after_windows": after,
+        "command_line": sys.argv,
         "dflash": dflash.__version__,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in _LIBRARIES},
-        "command_line": sys.argv,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "engine": placement.engine,
         "workers": {"targets": placement.targets, "drafters": placement.drafters},
-        "settings": msgspec.to_builtins(config),
-        **facts,
     }
+    return {"settings": msgspec.to_builtins(config), **facts, "starts": [*before, start]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dflash.config import Config
 from dflash.data.store import TokenStore
-from dflash.errors import UsageError
+from dflash.errors import PlanError, UsageError
 from dflash.plugin_manager import Arm, PluginManager
 from dflash.training.schedule import EpochPlan, Window, plan_epoch
 
@@ -34,10 +34,16 @@ class RunPlans:
         start = 0
         for epoch, count in enumerate(self.windows):
             if first < start + count:
-                plan = _plan(self.config, self.store, self.arm, epoch)
+                plan = self._again(epoch)
                 for window in range(max(0, first - start), count):
                     yield plan.window(window)
             start += count
+
+    def _again(self, epoch: int) -> EpochPlan:
+        plan = _plan(self.config, self.store, self.arm, epoch)
+        if plan.plan.digest() != self.digests[epoch]:
+            raise PlanError(f"strategy {self.arm.name!r} made another plan of epoch {epoch} when asked again")
+        return plan
 
 
 def plan_run(
@@ -49,7 +55,7 @@ def plan_run(
         look: shown each plan, with the number of its windows that are trained.
 
     Raises:
-        UsageError: the settings name no strategy, or several; or the strategy fails.
+        UsageError: the settings name no strategy, or several; the strategy fails; there is no window.
     """
     arm, limit = _single_arm(config), config.training.windows
     windows: list[int] = []
@@ -62,6 +68,11 @@ def plan_run(
         look(plan, windows[-1])
         if sum(windows) == limit:
             break
+    if not sum(windows):
+        raise UsageError(
+            f"the plans of {store.path} have no window: lower batching.accumulation or pipeline.drafters, or "
+            "set batching.tail=spread"
+        )
     return RunPlans(config, store, arm, tuple(windows), tuple(digests))
 
 

@@ -115,7 +115,7 @@ def in_training_order(
     Args:
         evaluate_after, save_after: counts of windows, ascending; 0 is before the first. An evaluation comes
             before a checkpoint at the same place, so that a checkpoint has all that came before it.
-        first: number of the first window of ``training``; what was due after so many windows is done.
+        first: number of the first window of ``training``.
         stop: asked before every window; True ends the run there with a checkpoint.
     """
     numbers, turns = count(), [count() for _ in range(drafters)]
@@ -150,11 +150,10 @@ def in_training_order(
     # Every drafter has a last micro-batch of an evaluation.
     missing = max(0, drafters - len(held_out))
     evaluated = Window(EVALUATION_EPOCH, "padded", [*held_out, *[_NOTHING] * missing])
-    if first == 0:
-        yield from after(0)
+    yield from after(first)
     for number, window in enumerate(training, start=first):
         if stop():
-            if number not in saves or number == first:
+            if number not in saves:
                 yield save(number)
             return
         yield from numbered("train", number, window)

@@ -22,8 +22,6 @@ from dflash.training.checkpoint import (
     Header,
     Origin,
     path_of,
-    prune,
-    write_checkpoint,
 )
 from dflash.training.gradients import GradientDiversity
 from dflash.training.group import Alone, Group
@@ -78,7 +76,6 @@ class Saving:
     """Where checkpoints go, and what they say of the run."""
 
     folder: Path
-    keep: int
     origin: Origin
 
 
@@ -143,15 +140,15 @@ class DrafterStep:
         self._loss = block_loss(config.drafter)
         self._budget = config.drafter.anchor_budget
         self._most_bad = config.training.max_bad_samples
-        self._bad = 0
+        self._bad: set[int] = set()
         self._held_out_loss: float | None = None
-        self._epoch = 0
+        self._epoch = self._results = 0
         self._parameters = dict(drafter.named_parameters())
         self._optimizer = Optimizer(self._parameters.values(), config.optimizer, total_windows)
         self._diversity = GradientDiversity(self._parameters.values()) if diversity else None
         self._group: Group = group or Alone()
         self._saving = saving
-        self._writer = CheckpointWriter(self._write)
+        self._writer = CheckpointWriter()
         self._sums = self._empty()
 
     async def __call__(self, output: TargetOutput) -> Result | None:
@@ -176,7 +173,7 @@ class DrafterStep:
         if work.purpose == "train" and self._diversity and len(work.rows_D):
             self._diversity.after_micro_batch()
         self._sums.add(losses, output)
-        self._refuse_bad(self._bad + len(self._sums.bad_rows), self._sums.bad_rows)
+        self._refuse_bad(self._bad.union(self._sums.bad_rows), self._sums.bad_rows)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of a drafter of the same shape."""
@@ -184,7 +181,8 @@ class DrafterStep:
         weights = _with_prefix(tensors, "drafter.")
         self.drafter.load_state_dict(weights)
         self._optimizer.restore(self._parameters, _with_prefix(tensors, "optimizer."), header.windows)
-        self._bad, self._held_out_loss = header.bad_samples, header.held_out_loss
+        self._bad, self._held_out_loss = set(header.bad_rows), header.held_out_loss
+        self._epoch, self._results = header.epoch, header.results
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written. Raises what writing it raised."""
@@ -237,14 +235,15 @@ class DrafterStep:
         )
         first, *others = await self._group.reduce(parameters, mine)
         record = sum(others, start=first)
-        self._bad += len(record.bad_rows)
+        self._bad.update(record.bad_rows)
         self._refuse_bad(self._bad, record.bad_rows)
+        self._results += 1
         return record
 
-    def _refuse_bad(self, count: int, rows: list[int]) -> None:
-        if count > self._most_bad:
+    def _refuse_bad(self, bad: set[int], rows: list[int]) -> None:
+        if len(bad) > self._most_bad:
             raise NonFiniteError(
-                f"the target's features of {count} samples are not finite, the last of them store row "
+                f"the target's features of {len(bad)} samples are not finite, the last of them store row "
                 f"{rows[-1]}; training.max_bad_samples allows {self._most_bad}"
             )
 
@@ -254,9 +253,9 @@ class DrafterStep:
         header = Header(
             windows=windows,
             epoch=self._epoch,
-            bad_samples=self._bad,
+            results=self._results,
+            bad_rows=tuple(sorted(self._bad)),
             held_out_loss=self._held_out_loss,
-            drafters=self._group.size,
             origin=self._saving.origin,
         )
         weights = {f"drafter.{name}": weight for name, weight in self._parameters.items()}
@@ -266,11 +265,6 @@ class DrafterStep:
             path, header, weights | {f"optimizer.{name}": one for name, one in moments.items()}
         )
         return SaveResult(windows, path)
-
-    def _write(self, path: Path, checkpoint: Checkpoint) -> None:
-        assert self._saving is not None
-        write_checkpoint(path, checkpoint)
-        prune(self._saving.folder, self._saving.keep)
 
     def _empty(self) -> _Sums:
         return _Sums(LossSums.zero(self.drafter.shape.block_size, self.device))

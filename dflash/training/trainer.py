@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -17,7 +17,7 @@ from dflash.models.identity import identify
 from dflash.models.published_config import serving_facts
 from dflash.models.starting_point import drafter_shape
 from dflash.training import resuming, run_folder
-from dflash.training.checkpoint import checkpoints
+from dflash.training.checkpoint import checkpoints, prune
 from dflash.training.inspection import inspected_staff
 from dflash.training.interrupts import Stop, graceful_stop
 from dflash.training.manifest import manifest
@@ -28,56 +28,75 @@ from dflash.training.preflight import WorstMicroBatches
 from dflash.training.progress import Progress
 from dflash.training.resuming import Resumption
 from dflash.training.run import training_run
+from dflash.training.run_folder import Metrics
 from dflash.training.schedule import held_out_micro_batches, in_training_order
-from dflash.training.step import EvaluationResult, SaveResult, Saving, WindowResult
+from dflash.training.step import SaveResult, Saving
+from dflash.training.watch import NOBODY, Audience, Watch
 
 
-def train_drafter(config: Config, out: Path | None = None, resume: Resumption | None = None) -> int:
+def train_drafter(
+    config: Config,
+    out: Path | None = None,
+    resume: Resumption | None = None,
+    audience: Audience = NOBODY,
+    alter: Callable[[Staff, TokenStore], tuple[Staff, TokenStore]] | None = None,
+) -> int:
     """Train as the settings say, or go on with a run, and return the exit code.
 
     Every epoch's plan is made and certified before the first window, so a strategy that fails in the
-    third epoch is refused at the start and not hours later.
+    third epoch is refused at the start and not hours later. ``alter`` is for drills: it puts something else
+    into the workers' hands after everything has been looked at.
 
     Raises:
         UsageError: bad settings, ``out`` already holds a run, or ``resume`` is of another one.
         StageError: a stage failed; the last checkpoint is whole.
     """
     torch.set_num_threads(1)
+    config = run_folder.with_absolute_paths(config)
     store = open_store(config.data, say)
     placement, worst = place(config.pipeline), WorstMicroBatches(store, config)
     plans = plan_run(config, store, worst.add)
     target = target_folder(config.data)
     facts, shape = serving_facts(target), drafter_shape(config, target)
     staff, inspection = inspected_staff(config, store, worst, placement)
+    if alter is not None:
+        staff, store = alter(staff, store)
     identity = identify(target, inspection.perplexity)
-    made_by = identity.config_hash[:32] + identity.weight_hash[:32]
-    origin = resuming.origin(config, store.fingerprint, plans.digests, made_by)
+    origin = resuming.origin(config, store, plans, identity)
     if resume is None:
-        folder = run_folder.new_folder(out)
+        begin = Resumption(run_folder.new_folder(out))
     else:
-        folder = resume.folder
-        say(resuming.check(resume, origin, config.pipeline.drafters))
+        begin = resume
+        say(resuming.check(begin, origin))
+    folder, first = begin.folder, begin.windows
     say(inspection.preflight)
     told = {"fingerprint": store.fingerprint, "plan_digests": plans.digests, "windows": plans.windows}
-    run_folder.write_settings(folder, config, manifest(config, placement, **told), asdict(identity))
-    saving = Saving(folder, config.training.keep_checkpoints, origin)
-    first = 0 if resume is None else resume.header.windows
+    facts_of_run = manifest(config, placement, run_folder.starts(folder), first, **told)
     with (
-        run_folder.open_metrics(folder, first) as metrics,
-        Progress(plans.total, plans.arm.name, store, folder, first) as progress,
+        run_folder.taken(folder, first, begin.results) as metrics,
+        Watch(
+            audience,
+            Progress(plans.total, plans.arm.name, store, folder, first),
+            folder=folder,
+            windows=plans.total,
+            first=first,
+            manifest=facts_of_run,
+        ) as watch,
         graceful_stop(say) as stop,
     ):
+        run_folder.write_settings(folder, config, facts_of_run, asdict(identity))
         try:
-            _train(config, store, staff, plans, saving, resume, metrics, progress, stop)
+            _train(config, store, staff, plans, Saving(folder, origin), begin, metrics, watch, stop)
+            interrupted = plans.total not in checkpoints(folder)
         except DflashError as error:
             raise _with_way_on(error, folder) from error.__cause__
         except KeyboardInterrupt:
-            stop.asked = True
+            interrupted = True
         drafter = run_folder.write_last_drafter(folder, shape, facts)
-        if stop.asked:
-            progress.interrupted(drafter)
+        if interrupted:
+            watch.interrupted(drafter)
             return ExitCode.INTERRUPTED
-        progress.finished()
+        watch.finished()
     return ExitCode.OK
 
 
@@ -87,34 +106,33 @@ def _train(
     staff: Staff,
     plans: RunPlans,
     saving: Saving,
-    resume: Resumption | None,
-    metrics: IO[str],
-    progress: Progress,
+    begin: Resumption,
+    metrics: Metrics,
+    watch: Watch,
     stop: Stop,
 ) -> None:
-    total, first = plans.total, 0 if resume is None else resume.header.windows
+    settings, total, first = config.training, plans.total, begin.windows
+    evaluate_after = [0, *range(settings.evaluate_every, total, settings.evaluate_every), total]
     work = in_training_order(
         plans.training_windows(first),
         held_out_micro_batches(store, config),
-        [0, *range(config.training.evaluate_every, total, config.training.evaluate_every), total],
+        # A checkpoint has the evaluation at its place behind it.
+        [windows for windows in evaluate_after if begin.checkpoint is None or windows > first],
         drafters=config.pipeline.drafters,
-        save_after=[*range(config.training.checkpoint_every, total, config.training.checkpoint_every), total],
+        save_after=[*range(settings.checkpoint_every, total, settings.checkpoint_every), total],
         first=first,
         stop=lambda: stop.asked,
     )
-    checkpoint = None if resume is None else resume.checkpoint
-    with training_run(config, store, staff, work, total, saving=saving, resume=checkpoint) as run:
+    with training_run(config, store, staff, work, total, saving=saving, resume=begin.checkpoint) as run:
+        watch.begins(run.telemetry)
         for result in run.results:
-            telemetry = run.telemetry()
             if isinstance(result, SaveResult):
-                progress.saved(result)
-                continue
-            if isinstance(result, WindowResult):
-                progress.window(result, telemetry)
-            elif isinstance(result, EvaluationResult):
-                progress.evaluation(result)
-            metrics.write(run_folder.metrics_line(result, telemetry.bottleneck))
-            metrics.flush()
+                # Not before all that came before that checkpoint stands in the metrics.
+                prune(saving.folder, settings.keep_checkpoints, result.window)
+            else:
+                metrics.add(result, run.telemetry().bottleneck)
+            watch.result(result)
+    prune(saving.folder, settings.keep_checkpoints, total)
 
 
 def _with_way_on(error: DflashError, folder: Path) -> DflashError:

@@ -7,11 +7,12 @@ channels, deadlocks or telemetry is new here; what is new is that a worker can d
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
-import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,10 +24,10 @@ from dflash.errors import DflashError
 from dflash.pipeline import wire
 from dflash.pipeline.channel import End
 from dflash.pipeline.engines.thread import ThreadPipeline
-from dflash.pipeline.operation import ChannelError, ItemTooLarge
+from dflash.pipeline.operation import Aborted, ChannelError, ItemTooLarge
 from dflash.pipeline.stage import Stage, name_work, stage_error
-from dflash.pipeline.wire import ConnectionLost, PeerFailed, Spans, Wire
-from dflash.processes import how_it_ended, interrupts_later
+from dflash.pipeline.wire import ConnectionLost, Parcel, PeerFailed, Spans, Wire
+from dflash.processes import how_it_ended, interrupts_later, start_fork_server
 
 if TYPE_CHECKING:
     from dflash.pipeline.slots import Slots
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 PRELOADED = ("torch", "dflash.pipeline.stages", "dflash.pipeline.wire")
 _SECONDS_FOR_A_CAUSE = 2.0
 """How long a worker that names a peer waits for that peer's own failure to be noticed."""
-_SECONDS_TO_STOP = 2.0
-"""What SIGTERM is given before SIGKILL."""
+_SECONDS_TO_DIE = 2.0
+"""What a process is given to be gone after its pipe has closed, or after SIGKILL."""
+_SECONDS_AFTER_CTRL_C = 1.0
+"""Less than the grace time of failures: a person waits, and checkpoints appear whole or not at all."""
 _SECONDS_TO_LOOK_AGAIN = 0.1
-"""Between two looks at a dead worker whose thread may have begun to wait in between."""
+"""Between two looks at a dead worker's thread, which may have its last message still to take."""
+_SECONDS_OF_SILENCE = 0.5
+"""After which a worker has no more stacks to show."""
 
 
 class RemoteTraceback(Exception):
@@ -54,7 +59,10 @@ class _Worker:
     wire: Wire
     stacks: Connection
     ends: list[End]
-    died: bool = field(default=False)
+    guard: threading.Thread
+    ended: threading.Event = field(default_factory=threading.Event)
+    """set when its process has gone and ``code`` is its exit code"""
+    code: int | None = None
 
 
 class ProcessPipeline(ThreadPipeline):
@@ -74,8 +82,8 @@ class ProcessPipeline(ThreadPipeline):
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED, *preload])
         self._workers: list[_Worker] = []
-        self._news, self._tell = self._context.Pipe(duplex=False)
-        self._monitor = threading.Thread(target=self._watch_over_workers, name="dflash-monitor", daemon=True)
+        # An exit code can be asked for once; two who ask at the same time would get two answers.
+        self._asking = threading.Lock()
 
     def slots(self, count: int, *, nbytes: int) -> Slots:
         from dflash.pipeline.slots import SlotRing
@@ -92,27 +100,39 @@ class ProcessPipeline(ThreadPipeline):
     ) -> None:
         for place, end in enumerate(ends):
             end.place = place
+        parcel = Parcel((self._on_thread_start, function, args, kwargs))
         with interrupts_later():
-            mine, its = self._context.Pipe()
-            stacks, its_stacks = self._context.Pipe(duplex=False)
-            process = self._context.Process(
-                target=wire.main,
-                args=(its, its_stacks, stage.name, self._on_thread_start, function, args, kwargs),
-                name=stage.name,
-                daemon=True,
-            )
-            try:
-                process.start()
-            finally:
-                its.close()
-                its_stacks.close()
-            worker = _Worker(stage, process, Wire(mine), stacks, ends)
-            stage.stacks = lambda: _stacks_of(worker)
+            if not self._workers:
+                start_fork_server()
+                # Python's own way to end children at exit asks them, and they do not listen.
+                atexit.register(self._kill_workers)
+            worker = self._fork(stage, parcel, ends)
             self._workers.append(worker)
-        if len(self._workers) == 1:
-            self._monitor.start()
-        self._tell.send_bytes(b"\0")
-        self._launch(stage, self._stand_in(worker))
+            stage.stacks = lambda: _stacks_of(worker)
+            worker.guard.start()
+            self._launch(stage, self._stand_in(worker))
+
+    def _fork(self, stage: Stage, parcel: Parcel, ends: list[End]) -> _Worker:
+        mine, its = self._context.Pipe()
+        stacks, its_stacks = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=wire.main, args=(its, its_stacks, stage.name, parcel), name=stage.name, daemon=True
+        )
+        try:
+            with self._asking:
+                process.start()
+        except Exception as error:
+            mine.close()
+            stacks.close()
+            raise DflashError(
+                f"stage {stage.name} cannot be started in a process: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            its.close()
+            its_stacks.close()
+        guard = threading.Thread(target=lambda: self._guard(worker), name=f"{stage.name} lives", daemon=True)
+        worker = _Worker(stage, process, Wire(mine), stacks, ends, guard)
+        return worker
 
     async def _stand_in(self, worker: _Worker) -> None:
         """Be the worker's stage: do on the channels what the worker says."""
@@ -121,6 +141,9 @@ class ProcessPipeline(ThreadPipeline):
                 kind, *rest = self._hear(worker)
                 if kind == wire.WORK:
                     worker.stage.works_on(*rest)
+                    worker.stage.progressed()
+                elif kind == wire.BARRIER:
+                    worker.stage.waits_at_barrier(*rest)
                     worker.stage.progressed()
                 elif kind == wire.CLOSE:
                     worker.ends[rest[0]].close()
@@ -132,7 +155,7 @@ class ProcessPipeline(ThreadPipeline):
                 else:
                     await self._carry_out(worker, kind, rest)
         finally:
-            worker.wire.close()
+            worker.wire.shut()
 
     async def _carry_out(self, worker: _Worker, kind: str, rest: list[Any]) -> None:
         place, *item, spans = rest
@@ -147,13 +170,13 @@ class ProcessPipeline(ThreadPipeline):
         try:
             worker.wire.send(answer)
         except ConnectionLost:
-            raise self._death(worker) from None
+            raise self._lost(worker) from None
 
     def _hear(self, worker: _Worker) -> tuple[Any, ...]:
         try:
             return worker.wire.receive()
         except ConnectionLost:
-            raise self._death(worker) from None
+            raise self._lost(worker) from None
 
     def _raised(self, worker: _Worker, error: BaseException, notes: list[str], text: str) -> BaseException:
         if isinstance(error, PeerFailed):
@@ -164,56 +187,57 @@ class ProcessPipeline(ThreadPipeline):
         error.__cause__ = RemoteTraceback(text)
         return error
 
+    def _lost(self, worker: _Worker) -> BaseException:
+        """What it means that a worker has hung up: after the end of the pipeline, nothing."""
+        cause = self._supervisor.cause
+        return self._death(worker) if cause is None else Aborted(cause)
+
     def _death(self, worker: _Worker) -> DflashError:
-        worker.process.join(_SECONDS_TO_STOP)
-        error = DflashError(f"its process died ({how_it_ended(worker.process.exitcode)})")
+        worker.ended.wait(_SECONDS_TO_DIE)
+        error = DflashError(f"its process died ({how_it_ended(worker.code)})")
         if worker.stage.work is not None:
             name_work(error, worker.stage.work)
         return error
 
-    def _watch_over_workers(self) -> None:
-        """End the pipeline for a worker that dies while its thread waits for a channel.
-
-        A thread that waits for its worker notices by itself.
-        """
-        dead: list[_Worker] = []
-        while True:
-            living = [worker for worker in tuple(self._workers) if not worker.died]
-            sentinels = {worker.process.sentinel: worker for worker in living}
-            ready: list[Any] = wait([self._news, *sentinels], _SECONDS_TO_LOOK_AGAIN if dead else None)
-            for one in ready:
-                if one is self._news:
-                    if self._news.recv_bytes() == b"\1":
-                        return
-                else:
-                    sentinels[one].died = True
-                    dead.append(sentinels[one])
-            alive = self._supervisor.alive
-            dead = [worker for worker in dead if worker.stage in alive]
-            for worker in dead:
-                if worker.stage.waits_for is not None:
-                    self._supervisor.abort(stage_error(worker.stage.name, self._death(worker)))
+    def _guard(self, worker: _Worker) -> None:
+        """Wait for the end of a worker's process, and see to it that the worker's thread notices."""
+        wait([worker.process.sentinel])
+        with self._asking:
+            worker.code = worker.process.exitcode
+        worker.ended.set()
+        # A process that it has left behind could hold its pipe open.
+        worker.wire.shut()
+        while worker.stage in self._supervisor.alive:
+            if worker.stage.waits_for is not None:
+                self._supervisor.abort(stage_error(worker.stage.name, self._death(worker)))
+            time.sleep(_SECONDS_TO_LOOK_AGAIN)
 
     def _reap(self) -> None:
-        deadline = perf_counter() + self._grace
-        # Whoever computes still may end by itself; a write to disk is not cut short.
-        for worker in self._workers:
-            worker.process.join(max(0.0, deadline - perf_counter()))
-        for stop in ("terminate", "kill"):
-            left = [worker.process for worker in self._workers if worker.process.is_alive()]
-            for process in left:
-                getattr(process, stop)()
-            for process in left:
-                process.join(_SECONDS_TO_STOP)
-        super()._reap()
-        if self._monitor.is_alive():
-            self._tell.send_bytes(b"\1")
-            self._monitor.join()
-        for worker in self._workers:
-            worker.stacks.close()
-            worker.process.close()
-        self._news.close()
-        self._tell.close()
+        interrupted = isinstance(self._supervisor.cause, KeyboardInterrupt)
+        deadline = perf_counter() + (min(_SECONDS_AFTER_CTRL_C, self._grace) if interrupted else self._grace)
+        try:
+            for worker in self._workers:
+                worker.wire.shut()
+            # Whoever computes still may end by itself; a write to disk is not cut short.
+            for worker in self._workers:
+                worker.ended.wait(max(0.0, deadline - perf_counter()))
+        finally:
+            with interrupts_later():
+                self._kill_workers()
+                self._join_threads(max(deadline, perf_counter() + _SECONDS_TO_DIE))
+                for worker in self._workers:
+                    worker.guard.join(_SECONDS_TO_DIE)
+                    worker.stacks.close()
+                    worker.wire.close()
+                    worker.process.close()
+
+    def _kill_workers(self) -> None:
+        atexit.unregister(self._kill_workers)
+        left = [worker for worker in self._workers if not worker.ended.is_set()]
+        for worker in left:
+            worker.process.kill()
+        for worker in left:
+            worker.ended.wait(_SECONDS_TO_DIE)
 
 
 def _count(worker: _Worker, spans: Spans) -> None:
@@ -223,13 +247,10 @@ def _count(worker: _Worker, spans: Spans) -> None:
 
 def _stacks_of(worker: _Worker) -> str:
     """All stacks of a worker, by its fault handler, which runs whatever the worker's threads do."""
-    descriptor = worker.stacks.fileno()
-    with suppress(OSError, ValueError):
-        os.kill(worker.process.pid, signal.SIGUSR1)
     text = b""
-    while select.select([descriptor], [], [], 0.5)[0]:
-        more = os.read(descriptor, 65536)
-        if not more:
-            break
-        text += more
+    with suppress(OSError):
+        if not worker.ended.is_set():
+            os.kill(worker.process.pid, signal.SIGUSR1)
+        while worker.stacks.poll(_SECONDS_OF_SILENCE) and (more := os.read(worker.stacks.fileno(), 65536)):
+            text += more
     return text.decode(errors="replace")

@@ -72,6 +72,7 @@ class ThreadPipeline(Pipeline):
         # Of all things to wait on, this one may be told twice, and is not Python code that Ctrl-C could leave
         # with a lock held.
         done: SimpleQueue[None] = SimpleQueue()
+        stage.has_begun = True
         try:
             if operation.start(partial(done.put, None)):
                 stage.progressed()
@@ -86,13 +87,15 @@ class ThreadPipeline(Pipeline):
             raise
 
     def _reap(self) -> None:
+        self._join_threads(perf_counter() + self._grace)
+
+    def _join_threads(self, deadline: float) -> None:
         self._watchdog.stop()
-        deadline = perf_counter() + self._grace
         for thread in self._threads:
             thread.join(max(0.0, deadline - perf_counter()))
         if left := [thread.name for thread in self._threads if thread.is_alive()]:
             warnings.warn(
                 f"left behind as daemon threads, not ended within {self._grace:g} s: {', '.join(left)}",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
