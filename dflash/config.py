@@ -109,7 +109,7 @@ class PipelineSettings(Section, frozen=True, kw_only=True):
     devices: str = "auto"
     """auto, cpu, or a device for each worker, targets first: 'cuda:0,cuda:1'; fewer are shared in turn"""
     watchdog_seconds: Positive = 600.0
-    """a stage without progress for so long is an error"""
+    """a stage without progress for so long is an error; it has ten times as long to load its model"""
 
     @property
     def slots(self) -> int:

@@ -37,8 +37,8 @@ def interrupts_later() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for one in came:
-        signal.raise_signal(one)
+        for one in came:
+            signal.raise_signal(one)
 
 
 def start_fork_server() -> None:

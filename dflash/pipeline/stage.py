@@ -20,6 +20,7 @@ class Stage:
         "_before",
         "at_barrier",
         "clock",
+        "has_begun",
         "name",
         "progress_ns",
         "stacks",
@@ -35,6 +36,8 @@ class Stage:
         self.waits_for: Operation | None = None
         self.work: object = None
         """What it works on, which says by ``str`` what that is; None between two of them."""
+        self.has_begun = False
+        """Whether it has had to do with a channel."""
         self.at_barrier = False
         """Whether it waits for the others of its group."""
         self.tell: Callable[[str, Any], None] | None = None

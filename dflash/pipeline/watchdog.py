@@ -19,7 +19,8 @@ class Watchdog:
 
     A stage that waits for a channel is not silent: another one keeps it waiting, and that one is named. One
     that waits for the others of its group may do so for twice as long, so that whoever keeps it waiting is
-    named before it. A silence is noticed after ``limit`` seconds and before twice that.
+    named before it; and one that has yet to touch a channel, ten times as long, as it loads a model. A
+    silence is noticed after its limit and before twice that.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class Watchdog:
 
     def _silence(self, stage: Stage) -> int:
         ns = perf_counter_ns() - stage.progress_ns
+        if not stage.has_begun:
+            return ns // 10
         return ns // 2 if stage.at_barrier else ns
 
 

@@ -116,7 +116,7 @@ def check(resumption: Resumption, wanted: Origin) -> str:
     """
     header, checkpoint = resumption.header, resumption.checkpoint
     if header is None or checkpoint is None:
-        return f"{resumption.folder} has no checkpoint yet: from the start"
+        return f"no checkpoint in {resumption.folder} yet: from the start"
     refuse_another_run(header.origin, wanted, checkpoint)
     line = f"going on after window {header.windows} from {checkpoint}"
     before = header.origin.rounding

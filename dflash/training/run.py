@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from dflash.config import Config
+from dflash.data.atomic import remove_leftovers
 from dflash.data.sources import target_folder
 from dflash.data.store import TokenStore
 from dflash.models.shape import read_json
@@ -19,7 +21,7 @@ from dflash.pipeline import Receiver, Sender, Telemetry, open_engine
 from dflash.pipeline.engine import Pipeline
 from dflash.pipeline.stages import Others, feed, prefetch, run_drafter, run_target
 from dflash.pipeline.work import Work
-from dflash.training.checkpoint import read_checkpoint
+from dflash.training.checkpoint import FOLDER, read_checkpoint
 from dflash.training.group import Alone, ChannelGroup, DistributedGroup, Group
 from dflash.training.models import Staff, Trainee
 from dflash.training.placement import place
@@ -64,12 +66,15 @@ def training_run(
     """
     settings, placement = config.pipeline, place(config.pipeline)
     ranks = range(settings.drafters)
-    with open_engine(
-        placement.engine,
-        on_thread_start=single_thread,
-        stall_after=settings.watchdog_seconds,
-        preload=modules_of_workers(config),
-    ) as pipeline:
+    with (
+        _without_leftovers(saving),
+        open_engine(
+            placement.engine,
+            on_thread_start=single_thread,
+            stall_after=settings.watchdog_seconds,
+            preload=modules_of_workers(config),
+        ) as pipeline,
+    ):
         reserved = [pipeline.channel(f"slots-{rank}", items=settings.slots) for rank in ranks]
         work_tx, work_rx = pipeline.channel("work", items=2 * settings.prefetch)
         batches_tx, batches_rx = pipeline.channel("batches", items=2 * settings.targets)
@@ -112,6 +117,16 @@ def training_run(
         for end in (work_rx, batches_tx, batches_rx, results_tx, *(sender for sender, _ in features)):
             end.close()
         yield TrainingRun(pipeline, pipeline.results(results_rx))
+
+
+@contextmanager
+def _without_leftovers(saving: Saving | None) -> Iterator[None]:
+    """A drafter that was killed in the middle of a checkpoint cannot clean up after itself."""
+    try:
+        yield
+    finally:
+        if saving is not None:
+            remove_leftovers(saving.folder / FOLDER)
 
 
 @dataclass(frozen=True)
@@ -160,8 +175,16 @@ class _Rendezvous:
         if drafters > 1:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-            self._store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            self.port = self._store.port
+            # By itself it would listen on every network that the machine is in.
+            listener = socket.create_server(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+            self._store: Any = TCPStore(
+                "127.0.0.1",
+                self.port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
 
 
 def _introduce(pipeline: Pipeline, drafters: int) -> list[Others]:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -84,16 +85,19 @@ def lines_of_metrics(folder: Path) -> int:
 class Metrics:
     """metrics.jsonl of a run that goes on: a line for each window and each evaluation, in their order."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: FileIO) -> None:
         self._file = file
 
     def add(self, result: WindowResult | EvaluationResult, bottleneck: str) -> None:
         """Write a line, so that it is there whatever kills the run. DflashError if it cannot be written."""
         kind = "window" if isinstance(result, WindowResult) else "evaluation"
         entry = {"type": kind, **asdict(result), "bottleneck": bottleneck}
+        line = json.dumps(entry, allow_nan=False).encode() + b"\n"
         try:
-            self._file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            written = self._file.write(line)
+            if written < len(line):
+                # What is left says why it was not taken.
+                self._file.write(line[written:])
         except OSError as error:
             raise DflashError(f"cannot write {self._file.name}: {error.strerror}") from error
 
@@ -109,7 +113,8 @@ def taken(folder: Path, windows: int, results: int) -> Iterator[Metrics]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / METRICS).open("ab+")
+        # Without a buffer: one that cannot be written out would be tried again on closing.
+        file = (folder / METRICS).open("ab", buffering=0)
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
     with file:
@@ -122,8 +127,8 @@ def taken(folder: Path, windows: int, results: int) -> Iterator[Metrics]:
         for after, path in checkpoints(folder).items():
             if after > windows:
                 path.unlink()
-        file.seek(0)
-        file.truncate(sum(len(line) for line in file.readlines()[:results]))
+        lines = (folder / METRICS).read_bytes().splitlines(keepends=True)
+        file.truncate(sum(len(line) for line in lines[:results] if line.endswith(b"\n")))
         yield Metrics(file)
 
 

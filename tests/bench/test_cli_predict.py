@@ -13,6 +13,7 @@ from commands import Result
 from rich.console import Console
 
 from dflash.batching.plan import PlanRequest
+from dflash.bench import results
 from dflash.bench.cli import cli
 from dflash.bench.plan_run import samples_from_lengths
 from dflash.bench.predict_report import show
@@ -50,7 +51,7 @@ def test_json_has_the_shape_of_a_run(bench):
     )
     assert result.code == 0, result.err
     report = json.loads(result.out)
-    assert (report["schema_version"], report["exit_code"]) == (1, 0)
+    assert (report["schema_version"], report["exit_code"]) == (results.SCHEMA_VERSION, 0)
     assert (report["settings"]["targets"], report["settings"]["drafters"]) == (2, 3)
     assert report["data"]["samples"] == 4000
     assert report["memory"]["fits"] is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,3 +111,50 @@ def test_random_interleavings(
     generator = random.Random(seed)
     for _ in range(5):
         check(sizes, consumers, items, bytes, generator.randrange)
+
+
+async def take(inbox: Receiver[Item], taken: list[Item], at_most: int) -> None:
+    """Leave after so many items, with others waiting."""
+    for _ in range(at_most):
+        try:
+            taken.append(await inbox.receive())
+        except EndOfChannel:
+            return
+
+
+@settings(max_examples=400)
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=4),
+    wants=st.lists(st.integers(0, 8), min_size=1, max_size=4),
+    items=st.integers(1, 5),
+    bytes=st.integers(9, 30),
+    leaves_after=st.none() | st.integers(0, 6),
+)
+def test_stages_and_callers_that_leave_early_lose_and_double_nothing_that_was_taken(
+    seed: int, sizes: list[list[int]], wants: list[int], items: int, bytes: int, leaves_after: int | None
+) -> None:
+    """Consumers close after what they want; the caller, a consumer too, may abort everything."""
+    for choose in [random.Random(seed + i).randrange for i in range(5)]:
+        taken: list[list[Item]] = [[] for _ in (*wants, None)]
+        with suppress(KeyError), InlinePipeline(choose=choose) as pipeline:
+            tx, rx = pipeline.channel("c", items=items, bytes=bytes)
+            for i, of_one in enumerate(sizes):
+                pipeline.start(f"producer-{i}", produce, tx.clone(), i, of_one)
+            for i, at_most in enumerate(wants):
+                pipeline.start(f"consumer-{i}", take, rx.clone(), taken[i], at_most)
+            tx.close()
+            for item in pipeline.results(rx):
+                taken[-1].append(item)
+                if len(taken[-1]) == leaves_after:
+                    raise KeyError
+        found = Counter(item for of_one in taken for item in of_one)
+        everything = Counter((p, i) for p, of_one in enumerate(sizes) for i in range(len(of_one)))
+        assert found <= everything
+        if leaves_after is None or len(taken[-1]) < leaves_after:
+            assert found == everything
+        assert all(len(of_one) <= at_most for of_one, at_most in zip(taken, wants, strict=False))
+        for of_one in taken:
+            assert all(
+                [i for p, i in of_one if p == q] == sorted(i for p, i in of_one if p == q) for q in range(4)
+            )

@@ -23,7 +23,7 @@ def references(small_config, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("engine", "targets", "prefetch", "drafters"),
-    product(("inline", "thread", "process"), (1, 2, 3), (1, 3), (1, 2, 3)),
+    list(product(("inline", "thread", "process"), (1, 2, 3), (1, 3), (1, 2, 3))),
 )
 def test_results_depend_on_the_number_of_drafters_alone(
     references, small_config, tmp_path, monkeypatch, engine, targets, prefetch, drafters

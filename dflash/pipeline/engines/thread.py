@@ -72,6 +72,7 @@ class ThreadPipeline(Pipeline):
         # Of all things to wait on, this one may be told twice, and is not Python code that Ctrl-C could leave
         # with a lock held.
         done: SimpleQueue[None] = SimpleQueue()
+        stage.has_begun = True
         try:
             if operation.start(partial(done.put, None)):
                 stage.progressed()
