@@ -19,12 +19,13 @@ from typing import Any, Self
 import msgspec
 
 from dflash.bench.exchange import Failure, Measurement, TrialRequest
-from dflash.bench.launcher import THREAD_VARIABLES, how_it_ended
+from dflash.bench.launcher import THREAD_VARIABLES
 from dflash.bench.metrics import METRICS
 from dflash.bench.results import Plugin
 from dflash.bench.revision import Checkout
 from dflash.config import Config
 from dflash.errors import UsageError
+from dflash.processes import how_it_ended
 
 _SCRIPT = Path(__file__).with_name("one_trial.py")
 _SECONDS_TO_END = 5.0

@@ -6,21 +6,19 @@ a second. What forks share (hash seed, heap layout, code) is the same for all ar
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
 from dflash.bench.exchange import Failure, Measurement, TrialRequest
 from dflash.errors import DflashError
+from dflash.processes import become_child, how_it_ended, interrupts_later, start_fork_server
 
-_PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 5.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -56,7 +54,8 @@ class Launcher:
 
     def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Run ``function(argument)`` in a fresh process and return its result, or the failure."""
-        with _interrupts_later():
+        with interrupts_later():
+            start_fork_server()
             receiving, sending = self._context.Pipe(duplex=False)
             process = self._context.Process(target=_child, args=(sending, function, argument))
             process.start()
@@ -75,29 +74,12 @@ class Launcher:
         process, self._process = self._process, None
         if process is None:
             return
-        # A trial that has answered ends by itself; one that was interrupted is told to.
+        # A trial that has answered ends by itself; one that was interrupted is killed.
         process.join(0.2)
-        for stop in (process.terminate, process.kill):
-            if process.is_alive():
-                stop()
-                process.join(_SECONDS_TO_END)
+        if process.is_alive():
+            process.kill()
+            process.join(_SECONDS_TO_END)
         process.close()
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Ctrl-C waits until the block is left: a process half started could not be ended.
-
-    By a handler and not by a signal mask: that holds for one thread, and libraries have threads of their own.
-    """
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(signal.SIGINT, None)
 
 
 def _measure(request: TrialRequest) -> Measurement:
@@ -107,12 +89,9 @@ def _measure(request: TrialRequest) -> Measurement:
 
 
 def _child(answer: Connection, function: Callable[[Any], Any], argument: Any) -> None:
-    # The parent decides what Ctrl-C means, and nobody outlives it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    become_child()
     import torch
 
-    os.dup2(2, 1)  # whatever a plugin prints stays out of our output
     torch.set_num_threads(1)
     result: Any
     try:
@@ -124,10 +103,3 @@ def _child(answer: Connection, function: Callable[[Any], Any], argument: Any) ->
     with suppress(BrokenPipeError):  # whoever asked was interrupted
         answer.send(result)
     answer.close()
-
-
-def how_it_ended(code: int | None) -> str:
-    """An exit code in words."""
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"

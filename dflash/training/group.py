@@ -7,6 +7,7 @@ number of drafters repeats to the last bit on every engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -96,6 +97,8 @@ class DistributedGroup:
 
         self.rank, self.size = rank, size
         self._on_cpu = device.type == "cpu"
+        # Else gloo listens where the host's name leads to; all drafters are on this host.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
         distributed.init_process_group(
             "gloo" if self._on_cpu else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size
