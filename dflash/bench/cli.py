@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 import dflash
+from dflash.bench.cli_learning import learn
 from dflash.bench.cli_options import plugin_options, write
 from dflash.bench.cli_plan import plan
 from dflash.bench.cli_plugins import plugins
@@ -143,6 +144,7 @@ def run(
     return int(outcome.run.exit_code)
 
 
+cli.add_command(learn)
 cli.add_command(plan)
 cli.add_command(plugins)
 
