@@ -60,7 +60,7 @@ def test_slots_and_weights_are_those_of_the_run(small_config):
     """Against what a run really takes: its slots' bytes, the file's weights, the drafter's parameters."""
     config = asked(small_config, "pipeline.drafters=2", "pipeline.targets=3", "data.target_dtype=bfloat16")
     found = diagnose(config)
-    ring = SlotRing(config.pipeline.depth, _slot_bytes(config))
+    ring = SlotRing(config.pipeline.slots, _slot_bytes(config))
     assert found.slots.total_bytes == 2 * ring.count * ring.slot_bytes
     target = load_file(f"{config.data.target}/model.safetensors")
     models = load_models(asked(small_config), open_store(config.data))
@@ -153,7 +153,7 @@ def test_the_command_prints_tells_by_its_exit_code_and_writes_nothing(small_conf
     good = run_command("dflash", *arguments, cwd=tmp_path)
     assert (good.code, good.err) == (0, "")
     assert "targets     cpu, cpu\n" in good.out and "drafters    cpu\n" in good.out
-    assert "1 drafters x depth 3 x 400 tokens" in good.out
+    assert "1 drafters x 5 slots x 400 tokens" in good.out
     bad = run_command("dflash", *arguments, "--set", "pipeline.devices=cuda:77", "--json", cwd=tmp_path)
     assert bad.code == 2
     found = json.loads(bad.out)

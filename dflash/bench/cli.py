@@ -12,6 +12,7 @@ from dflash.bench import settings_file
 from dflash.bench.cli_baseline import baseline
 from dflash.bench.cli_calibrate import calibrate
 from dflash.bench.cli_calibration import aa, power
+from dflash.bench.cli_learning import learn
 from dflash.bench.cli_plan import plan
 from dflash.bench.cli_plugins import plugins
 from dflash.bench.cli_predict import predict
@@ -58,7 +59,21 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, compare, show, export, baseline, aa, power, predict, calibrate, tune, plugins):
+for command in (
+    run,
+    plan,
+    compare,
+    show,
+    export,
+    baseline,
+    aa,
+    power,
+    predict,
+    calibrate,
+    tune,
+    learn,
+    plugins,
+):
     cli.add_command(command)
 
 

@@ -74,8 +74,9 @@ class ExecLauncher:
         if isinstance(answer, Failure):
             raise UsageError(f"revision {commit} cannot be measured: {answer.message}")
         hidden = [root for root in self.checkout.roots if (root / "dflash").is_dir()]
-        if hidden and not Path(answer["file"]).is_relative_to(hidden[0]):
-            raise UsageError(f"revision {commit} cannot be measured: {answer['file']} hides its code")
+        file = answer["file"] or "a folder without code"
+        if hidden and not Path(file).is_relative_to(hidden[0]):
+            raise UsageError(f"revision {commit} cannot be measured: {file} hides its code")
         return {
             name: found if isinstance(found, str) else Plugin(**found)
             for name, found in answer["strategies"].items()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from dflash.bench.exchange import Failure, Measurement, TrialRequest
 from dflash.errors import DflashError
@@ -70,16 +70,65 @@ class Launcher:
             receiving.close()
             self._end()
 
+    def call_all(
+        self,
+        function: Callable[[Any], Any],
+        arguments: Sequence[Any],
+        at_once: int,
+        done: Callable[[int, Any], None],
+    ) -> list[Any]:
+        """Run ``function`` on each argument in a fresh process of its own, ``at_once`` of them at a time.
+
+        They start in order; ``done`` is told each one's number and its result, or failure, as they end.
+        KeyboardInterrupt ends those that run and is passed on.
+        """
+        results: list[Any] = [None] * len(arguments)
+        waiting = list(range(len(arguments)))[::-1]
+        running: dict[Any, tuple[int, Any]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    number = waiting.pop()
+                    with interrupts_later():
+                        start_fork_server()
+                        receiving, sending = self._context.Pipe(duplex=False)
+                        process = self._context.Process(
+                            target=_child, args=(sending, function, arguments[number])
+                        )
+                        process.start()
+                        running[receiving] = number, process
+                        sending.close()
+                for ready in wait(list(running)):
+                    number, process = running.pop(ready)
+                    try:
+                        results[number] = cast(Connection, ready).recv()
+                    except EOFError:
+                        process.join(_SECONDS_TO_END)
+                        results[number] = Failure(
+                            f"the trial's process died ({how_it_ended(process.exitcode)})", ""
+                        )
+                    cast(Connection, ready).close()
+                    _stop(process)
+                    done(number, results[number])
+        finally:
+            for receiving, (_, process) in running.items():
+                receiving.close()
+                _stop(process)
+        return results
+
     def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        # A trial that has answered ends by itself; one that was interrupted is killed.
-        process.join(0.2)
-        if process.is_alive():
-            process.kill()
-            process.join(_SECONDS_TO_END)
-        process.close()
+        if process is not None:
+            _stop(process)
+
+
+def _stop(process: Any) -> None:
+    """A trial that has answered ends by itself; one that was interrupted is killed."""
+    process.join(0.2)
+    if process.is_alive():
+        process.kill()
+        process.join(_SECONDS_TO_END)
+    process.close()
 
 
 def _measure(request: TrialRequest) -> Measurement:

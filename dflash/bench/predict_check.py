@@ -65,6 +65,6 @@ def _foretold(
         raise DflashError("the strategy plans differently now than in that run, or the store has changed")
     cycle = representative_windows(epoch, run.settings.windows)
     warmup, measured = run.settings.warmup_windows, run.settings.windows
-    cooldown = -(-config.pipeline.slots // config.batching.accumulation)
+    cooldown = -(-config.pipeline.depth // config.batching.accumulation)
     order = [cycle[(place - warmup) % len(cycle)] for place in range(warmup + measured + cooldown)]
     return foretell(config, epoch, profile, order, warmup, measured)

@@ -69,7 +69,7 @@ def measure_trial(request: TrialRequest) -> Measurement:
 def _order(epoch: EpochPlan, request: TrialRequest) -> list[int]:
     cycle = representative_windows(epoch, request.windows)
     settings = request.config
-    cooldown = -(-settings.pipeline.slots // settings.batching.accumulation)
+    cooldown = -(-settings.pipeline.depth // settings.batching.accumulation)
     total = request.warmup + request.windows + cooldown
     return [cycle[(number - request.warmup) % len(cycle)] for number in range(total)]
 

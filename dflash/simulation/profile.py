@@ -109,7 +109,8 @@ def user_folder() -> Path:
 
 def profiles() -> list[str]:
     """Names that :func:`load_profile` knows: those of dflash, then those of this user."""
-    shipped = [one.name for one in resources.files("dflash.simulation").joinpath(_FOLDER).iterdir()]
+    folder = resources.files("dflash.simulation").joinpath(_FOLDER)
+    shipped = [one.name for one in folder.iterdir()] if folder.is_dir() else []
     own = [one.name for one in user_folder().glob("*.toml")]
     names = [
         name.removesuffix(".toml") for name in (*sorted(shipped), *sorted(own)) if name.endswith(".toml")

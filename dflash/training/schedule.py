@@ -55,9 +55,15 @@ class EpochPlan:
 
 
 def plan_epoch(
-    strategy: Strategy, name: str, store: TokenStore, config: Config, epoch: int, drafters: int = 1
+    strategy: Strategy,
+    name: str,
+    store: TokenStore,
+    config: Config,
+    epoch: int,
+    drafters: int = 1,
+    rows: NDArray[np.int64] | None = None,
 ) -> EpochPlan:
-    """Plan one epoch of a store's training samples, and certify it.
+    """Plan one epoch of a store's training samples, or of those in ``rows``, and certify it.
 
     Raises:
         PlanError: the strategy fails or its plan is wrong.
@@ -72,7 +78,7 @@ def plan_epoch(
         accumulation=batching.accumulation,
         tail=batching.tail,
     )
-    rows = store.rows(held_out=False)
+    rows = store.rows(held_out=False) if rows is None else rows
     if not len(rows):
         raise UsageError(f"{store.path} has no sample to train on")
     plan, lengths = make_plan(

@@ -23,7 +23,7 @@ from dflash.training.checkpoint import (
     Origin,
     path_of,
 )
-from dflash.training.gradients import GradientDiversity
+from dflash.training.gradients import MicroBatchGradients, diversity, mean_cosine
 from dflash.training.group import Alone, Group
 from dflash.training.micro_batch import LossSums, add_gradient, loss_only
 from dflash.training.optimizer import Optimizer
@@ -44,6 +44,8 @@ class WindowResult:
     """before clipping"""
     learning_rate: float
     gradient_diversity: float | None
+    gradient_cosine: float | None
+    """mean over the pairs of micro-batches; like the diversity from sketches, off by one or two percent"""
     counts: Counts
     bad_rows: list[int]
     """store rows left out because their features were not finite"""
@@ -101,10 +103,11 @@ class _Record:
     labels_B: NDArray[np.int64]
     counts: Counts
     bad_rows: list[int]
-    square_norms: float | None
+    sketches_nK: NDArray[np.float32] | None
+    """of the gradients of its micro-batches"""
 
     def __add__(self, other: _Record) -> _Record:
-        norms = (self.square_norms, other.square_norms)
+        sketches = [one for one in (self.sketches_nK, other.sketches_nK) if one is not None]
         return _Record(
             loss=self.loss + other.loss,
             weight=self.weight + other.weight,
@@ -112,7 +115,7 @@ class _Record:
             labels_B=self.labels_B + other.labels_B,
             counts=self.counts + other.counts,
             bad_rows=self.bad_rows + other.bad_rows,
-            square_norms=None if None in norms else sum(norm or 0.0 for norm in norms),
+            sketches_nK=np.concatenate(sketches) if sketches else None,
         )
 
 
@@ -145,7 +148,7 @@ class DrafterStep:
         self._epoch = self._results = 0
         self._parameters = dict(drafter.named_parameters())
         self._optimizer = Optimizer(self._parameters.values(), config.optimizer, total_windows)
-        self._diversity = GradientDiversity(self._parameters.values()) if diversity else None
+        self._gradients = MicroBatchGradients(self._parameters.values()) if diversity else None
         self._group: Group = group or Alone()
         self._saving = saving
         self._writer = CheckpointWriter()
@@ -170,8 +173,8 @@ class DrafterStep:
         sums_of = loss_only if work.purpose == "evaluate" else add_gradient
         features, budget = output.features, self._budget
         losses = sums_of(self.drafter, self._head, features, loss=self._loss, anchor_budget=budget)
-        if work.purpose == "train" and self._diversity and len(work.rows_D):
-            self._diversity.after_micro_batch()
+        if work.purpose == "train" and self._gradients and len(work.rows_D):
+            self._gradients.after_micro_batch()
         self._sums.add(losses, output)
         self._refuse_bad(self._bad.union(self._sums.bad_rows), self._sums.bad_rows)
 
@@ -189,11 +192,11 @@ class DrafterStep:
         self._writer.join()
 
     async def _committed(self, sums: _Sums, work: Work) -> WindowResult | None:
-        norms = self._diversity.finish_window() if self._diversity else None
+        sketches_nK = self._gradients.finish_window() if self._gradients else None
         gradients = list(self._parameters.values())
-        record = await self._all(gradients, sums, norms)
+        record = await self._all(gradients, sums, sketches_nK)
         loss = _mean_loss(record)
-        diversity = None if self._diversity is None else self._diversity.diversity(record.square_norms or 0.0)
+        sketches_nK = record.sketches_nK
         learning_rate = self._optimizer.learning_rate
         self._writer.join()
         norm = self._optimizer.commit(record.weight)
@@ -208,7 +211,8 @@ class DrafterStep:
             accuracy_B=_accuracy(record),
             gradient_norm=norm,
             learning_rate=learning_rate,
-            gradient_diversity=diversity,
+            gradient_diversity=None if sketches_nK is None else diversity(sketches_nK),
+            gradient_cosine=None if sketches_nK is None else mean_cosine(sketches_nK),
             counts=record.counts,
             bad_rows=record.bad_rows,
             committed_at=perf_counter(),
@@ -221,7 +225,9 @@ class DrafterStep:
             return None
         return EvaluationResult(work.window, self._held_out_loss, _accuracy(record))
 
-    async def _all(self, parameters: list[nn.Parameter], sums: _Sums, norms: float | None) -> _Record:
+    async def _all(
+        self, parameters: list[nn.Parameter], sums: _Sums, sketches_nK: NDArray[np.float32] | None
+    ) -> _Record:
         """The sums over all drafters, in rank order; their gradients are summed in ``.grad``."""
         losses = sums.losses
         mine = _Record(
@@ -231,7 +237,7 @@ class DrafterStep:
             labels_B=losses.labels_B,
             counts=sums.counts,
             bad_rows=sums.bad_rows,
-            square_norms=norms,
+            sketches_nK=sketches_nK,
         )
         first, *others = await self._group.reduce(parameters, mine)
         record = sum(others, start=first)

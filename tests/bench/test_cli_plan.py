@@ -60,6 +60,7 @@ def test_json_is_what_the_layers_below_give(bench, lengths_file):
     assert report["data"] == {
         "name": lengths_file,
         "fingerprint": hashlib.sha256(LENGTHS.astype("<i8").tobytes()).hexdigest(),
+        "lengths": hashlib.sha256(LENGTHS.astype("<i8").tobytes()).hexdigest(),
         "samples": 400,
         "tokens": int(LENGTHS.sum()),
     }

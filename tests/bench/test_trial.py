@@ -74,7 +74,8 @@ def test_its_times_agree_with_each_other(request_of):
     assert metrics["cpu_seconds"] > 0
     for shares in found.stages.values():
         assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
-    assert found.bottleneck in found.stages
+    # A kind of worker, or the one that is busier than the rest of its kind.
+    assert found.bottleneck in {*found.stages, *(name.rpartition("-")[0] for name in found.stages)}
     assert found.steal_share is None or 0 <= found.steal_share <= 1
     assert found.throttled == []
 
@@ -82,7 +83,7 @@ def test_its_times_agree_with_each_other(request_of):
 def test_every_metric_has_its_value_or_no_meaning_here(request_of):
     found = measure_trial(request_of())
     without = {name for name in METRICS if found.metrics.get(name) is None}
-    assert without == {*NO_COUNTERPART, "peak_gpu_memory_bytes"}
+    assert without == {*NO_COUNTERPART, "peak_gpu_memory_bytes", "predicted_tok_s"}
     assert found.metrics.keys() <= METRICS.keys()
     assert found.metrics["peak_memory_bytes"] > 50 * 2**20
 

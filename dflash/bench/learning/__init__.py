@@ -1,0 +1,1 @@
+"""What batching does to learning: gradients at frozen weights, and whole short runs."""
