@@ -116,6 +116,7 @@ def window(number, at, bad_rows=()):
         gradient_norm=1.0,
         learning_rate=1e-3,
         gradient_diversity=None,
+        gradient_cosine=None,
         counts=COUNTS,
         bad_rows=list(bad_rows),
         committed_at=at,
