@@ -42,15 +42,12 @@ def test_an_interrupt_ends_those_that_run(launcher, tmp_path):
     marker = tmp_path / "pid"
 
     def stop(number, answer):
-        while not (marker.exists() and marker.read_text()):
+        deadline = time.monotonic() + 60
+        while not (marker.exists() and marker.read_text()) and time.monotonic() < deadline:
             time.sleep(0.01)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launcher.call_all(_sleep_or_fail, [str(marker), None], 2, stop)
+        launcher.call_all(trial_jobs.sleep_or_fail, [str(marker), None], 2, stop)
     with pytest.raises(ProcessLookupError):
         os.kill(int(marker.read_text()), 0)
-
-
-def _sleep_or_fail(marker):
-    (trial_jobs.fail if marker is None else trial_jobs.sleep)(marker)
