@@ -11,18 +11,19 @@ import pytest
 from repositories import commit, git
 
 import dflash
+import dflash_plugins
 from dflash.bench import store
 
-REPOSITORY = Path(dflash.__file__).parents[1]
 FAST = ("--rounds", "1", "--windows", "3")
 PLAN = ("plan", "--lengths", "lognormal:median=200:max=2000:n=2000")
 
 
 def edited(folder: Path) -> dict[str, str]:
     """The code copied to ``folder`` as a repository, where bucketed has since lost half of its buckets."""
-    for name in ("dflash", "plugins"):
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / ".gitignore").write_text("__pycache__/\n.dflash-bench/\n*.toml\n")
+    for package, place in ((dflash, "dflash"), (dflash_plugins, "plugins/dflash_plugins")):
+        code = Path(str(package.__file__)).parent
+        shutil.copytree(code, folder / place, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".gitignore").write_text("__pycache__/\n.dflash-bench/\n/*.toml\n")
     commit(folder)
     code = folder / "plugins" / "dflash_plugins" / "bucketed.py"
     text = code.read_text()
