@@ -20,6 +20,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import msgspec
+import process_stages
 import pytest
 from commands import command, environment
 
@@ -130,7 +131,7 @@ def fork_server():
     """One that has loaded what the workers need, whatever tests before these needed."""
     multiprocessing.forkserver._forkserver._stop()
     with open_engine("process", preload=("dflash.training.run", MODELLING)) as pipeline:
-        pipeline.start_apart("nothing", nothing)
+        pipeline.start_apart("nothing", process_stages.nothing)
     run._Rendezvous(2)  # the first store of several drafters leaves a pipe of its library's loop
 
 
@@ -150,10 +151,6 @@ def nothing_is_left(fork_server, tmp_path, monkeypatch):
     assert os.listdir("/dev/shm") == shared
     assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-async def nothing() -> None:
-    pass
 
 
 @pytest.mark.parametrize("fault", TABLE)
