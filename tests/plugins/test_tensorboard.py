@@ -20,7 +20,7 @@ COUNTS = Counts(real_tokens=600, padded_tokens=800, loss_tokens=300)
 
 def window(number, loss):
     return WindowResult(
-        number, 0, loss, 1.0, [None, 0.5, 0.25], 2.0, 1e-3, None, COUNTS, [], committed_at=float(number)
+        number, 0, loss, 1.0, [None, 0.5, 0.25], 2.0, 1e-3, None, None, COUNTS, [], committed_at=float(number)
     )
 
 
