@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from dflash.command_line import run_command
 from dflash.config import dump_config, load_config
 from dflash.data.store import StoreSample, write_store
 from dflash.training.checkpoint import checkpoints, read_checkpoint
+from dflash.training.step import WindowResult
+from dflash.training.watch import Watch
 
 OF_THE_MOMENT = ("committed_at", "bottleneck")
 """what a line of metrics.jsonl tells of the machine and not of the run"""
@@ -60,12 +65,56 @@ def train(*arguments: object) -> int:
     return run_command(cli, "dflash", ["train", *map(str, arguments)])
 
 
-def train_apart(arguments: tuple[str, ...], log: Path) -> None:
-    """The same as the main function of another process, which is the first of a group."""
+def train_apart(arguments: tuple[str, ...], log: Path, struck: Callable[[], None] | None = None) -> None:
+    """The same as the main function of another process, which is the first of a group.
+
+    ``struck`` prepares what is to befall it, at a moment of the run and not of a clock.
+    """
     os.setpgid(0, 0)
     with log.open("w") as file:
         os.dup2(file.fileno(), 2)
+    if struck is not None:
+        struck()
     sys.exit(train(*arguments))
+
+
+def terminated_at_window(window: int) -> None:
+    """SIGTERM, as a scheduler sends it, once the window's result is told."""
+    _at_window(window, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def killed_at_window(window: int) -> None:
+    """kill -9 of the whole group once the window's result is told."""
+    _at_window(window, _kill_all)
+
+
+def killed_at_checkpoint(number: int) -> None:
+    """kill -9 of the whole group when a checkpoint's bytes are written and it has no name yet."""
+    import safetensors.torch
+
+    save_file, written = safetensors.torch.save_file, count(1)
+
+    def save(*arguments: Any) -> None:
+        save_file(*arguments)
+        if next(written) == number:
+            _kill_all()
+
+    safetensors.torch.save_file = save
+
+
+def _at_window(window: int, strike: Callable[[], None]) -> None:
+    told = Watch.result
+
+    def result(self: Watch, of: Any) -> None:
+        told(self, of)
+        if isinstance(of, WindowResult) and of.window == window:
+            strike()
+
+    Watch.result = result  # type: ignore[method-assign]
+
+
+def _kill_all() -> None:
+    os.killpg(0, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,22 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import pytest
-from runs import metrics, outcome, run_settings, stopped_after, train, train_apart
+from runs import (
+    killed_at_checkpoint,
+    killed_at_window,
+    metrics,
+    outcome,
+    run_settings,
+    stopped_after,
+    terminated_at_window,
+    train,
+    train_apart,
+)
 
 from dflash.config import load_config
 from dflash.training.checkpoint import (
@@ -75,17 +85,12 @@ def rewrite(path, header):
     write_checkpoint(path, Checkpoint(header=header, tensors=read_checkpoint(path).tensors))
 
 
-def whole_lines(folder):
-    file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
 @contextmanager
-def started(folder, *arguments):
+def started(folder, *arguments, struck=None):
     """`dflash train` as the first process of a group of its own; killed with all of it at the end."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dflash.training.trainer", "transformers.models.qwen3.modeling_qwen3"])
-    process = context.Process(target=train_apart, args=(tuple(map(str, arguments)), folder / "log"))
+    process = context.Process(target=train_apart, args=(tuple(map(str, arguments)), folder / "log", struck))
     process.start()
     try:
         yield process
@@ -93,12 +98,6 @@ def started(folder, *arguments):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
-
-
-def wait_for(process, moment):
-    while not moment():
-        assert process.is_alive(), "it ended before the moment came"
-        time.sleep(0.001)
 
 
 def test_an_unbroken_run_trains_what_its_plans_say(unbroken):
@@ -358,9 +357,8 @@ def test_two_processes_do_not_train_in_one_folder(unbroken, tmp_path, capfd):
 
 def test_sigterm_finishes_the_window_and_writes_a_checkpoint(unbroken, settings_file, tmp_path):
     folder = tmp_path / "run"
-    with started(tmp_path, "--config", settings_file, "--out", folder) as process:
-        wait_for(process, lambda: whole_lines(folder) > 4)
-        os.kill(process.pid, signal.SIGTERM)
+    struck = partial(terminated_at_window, 3)
+    with started(tmp_path, "--config", settings_file, "--out", folder, struck=struck) as process:
         process.join(60)
         assert process.exitcode == 130
     err = (tmp_path / "log").read_text()
@@ -373,20 +371,16 @@ def test_sigterm_finishes_the_window_and_writes_a_checkpoint(unbroken, settings_
 
 
 @pytest.mark.parametrize(
-    ("moment", "engine"),
-    [
-        (lambda folder: list(folder.glob("checkpoints/.*.tmp")) or len(checkpoints(folder)) > 2, "thread"),
-        (lambda folder: whole_lines(folder) > 9, "process"),
-    ],
+    ("struck", "engine"),
+    [(partial(killed_at_checkpoint, 3), "thread"), (partial(killed_at_window, 5), "process")],
     ids=["at a checkpoint, threads", "in a window, processes"],
 )
-def test_kill_9_loses_nothing(unbroken, settings_file, tmp_path, moment, engine):
+def test_kill_9_loses_nothing(unbroken, settings_file, tmp_path, struck, engine):
     folder = tmp_path / "run"
+    with_engine = ("--set", f"pipeline.engine={engine}")
     with started(
-        tmp_path, "--config", settings_file, "--out", folder, "--set", f"pipeline.engine={engine}"
+        tmp_path, "--config", settings_file, "--out", folder, *with_engine, struck=struck
     ) as process:
-        wait_for(process, lambda: moment(folder))
-        os.killpg(process.pid, signal.SIGKILL)
         process.join(30)
         assert process.exitcode == -signal.SIGKILL
     assert not (folder / "drafter").exists(), "killed before its end"

@@ -42,7 +42,7 @@ class Sleep:
         return self._sleep
 
     def _sleep(self, _chunk):
-        print(os.getpid(), flush=True)
+        print(os.getpid(), file=sys.stderr, flush=True)
         time.sleep(600)
 
 

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 
 from dflash.bench import results, store
+from dflash.bench.document import Document
 from dflash.bench.gates import Rules
 from dflash.bench.metrics import METRICS, change
-from dflash.bench.results import Document, Plugin
+from dflash.bench.results import Plugin
 from dflash.errors import NoBaselineError, UsageError
 
 SCHEMA_VERSION = 1

@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from dflash.bench import injection, noise, sequential
+from dflash.bench.document import Document
 from dflash.bench.gates import Gate, Rules
 from dflash.bench.loop import Progress
-from dflash.bench.results import Comparison, Document
+from dflash.bench.results import Comparison
 from dflash.bench.run import RunRequest, run_benchmark
 from dflash.bench.statistics import binomial_bounds
 from dflash.bench.verdict import Judgement, Outcome, Question, Verdict, exit_code, judge
@@ -96,9 +97,12 @@ def calibrate(
     """
     (arm,) = request.arms
     twin = replace(arm, name=f"{arm.name}{TWIN}")
+    # The held-out loss decides nothing here, and takes a second of each trial.
+    data = msgspec.structs.replace(request.config.data, held_out_samples=1)
     paired = replace(
         request,
         arms=[arm, twin],
+        config=msgspec.structs.replace(request.config, data=data),
         inject={twin.name: inject} if inject else {},
         rules=replace(request.rules, gates=(gate,)),
         rounds=request.rounds if gate.metric.gate_rule == "paired" else 1,

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from dflash.bench.cli_options import plugin_options, write
+from dflash.bench.cli_run import QUICK_WINDOWS
 
-REPEATS, QUICK_WINDOWS = 10, 4
+REPEATS = 10
 # The fewest real tokens in as many padded ones: the least work for a drafter.
 CHEAPEST = "random"
 MODELS = ("quiet", "disturbed", "noisy")
@@ -65,7 +66,7 @@ def aa(**options: Any) -> int:
     The last line says how often one failed all the same, and how often that may be, at 95 % confidence.
 
     \b
-    dflash-bench aa --repeats 10        real trials; about a minute a run
+    dflash-bench aa --repeats 10        real trials; about three minutes a run
     dflash-bench aa --simulated 10000   the same verdicts on simulated times
     """
     return _calibrate(inject=None, fail_on=options.pop("fail_on") or "tok_s:5%", **options)
@@ -122,6 +123,8 @@ def _calibrate(
     from dflash.plugin_manager import PluginManager
 
     gate = parse_gate(fail_on)
+    if gate.metric.gate_rule == "learning":
+        raise click.UsageError(f"--fail-on {fail_on}: gates on learning are not calibrated here")
     rules = Rules(floor=parse_percent(floor, "--floor"))
     if simulated is not None:
         if repeats is not None:

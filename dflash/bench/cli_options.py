@@ -128,7 +128,7 @@ def gate_options(command: Command) -> Command:
         click.option(
             "--fail-on",
             multiple=True,
-            metavar="[STRATEGY.]METRIC:PERCENT",
+            metavar="[STRATEGY.]METRIC[:PERCENT]",
             help="Exit 1 if a metric got worse; a loss of PERCENT must not be missed, as in tok_s:5%. "
             "Repeatable.",
         ),

@@ -12,6 +12,7 @@ from dflash.bench.exchange import TrialRequest
 from dflash.bench.exec_launcher import ExecLauncher
 from dflash.bench.gates import Rules
 from dflash.bench.launcher import Launcher
+from dflash.bench.learning.gates import AGAINST_RANDOM
 from dflash.bench.loop import Looks, Task
 from dflash.bench.pairs import Duel
 from dflash.config import Config
@@ -31,8 +32,9 @@ class RunRequest:
     The partner of every arm is ``against``, the same strategy at that revision, or else the arm called
     ``reference``, the first one if None. ``rounds`` is the number of pairs; None lets gates on clocks decide
     when they have seen enough, and is ROUNDS without any. ``max_time`` is in seconds: no pair begins after
-    it. ``inject`` maps an arm to a loss that is put into it on purpose. An arm's name up to an `@` is what
-    its trials are asked for, so one strategy may meet itself. Nothing is stored where ``directory`` is None.
+    it. ``learning_seeds`` is the number of learning trials of each arm, which follow the timed ones.
+    ``inject`` maps an arm to a loss that is put into it on purpose. An arm's name up to an `@` is what its
+    trials are asked for, so one strategy may meet itself. Nothing is stored where ``directory`` is None.
     """
 
     arms: Sequence[Arm]
@@ -44,6 +46,7 @@ class RunRequest:
     baseline: str | None = None
     rules: Rules = Rules()  # noqa: RUF009  (frozen)
     max_time: float | None = None
+    learning_seeds: int = 0
     inject: Mapping[str, str] = field(default_factory=dict)
     blocked: tuple[str, ...] = ()
     directory: Path | None = store.DIRECTORY
@@ -149,11 +152,20 @@ def _arm(arm: Arm, request: RunRequest) -> results.Arm:
 
 
 def refuse_without_partner(request: RunRequest, field_: Field) -> None:
-    """Trials take minutes: a gate that they cannot answer is said before."""
+    """Trials take minutes: a gate that they cannot answer is said before.
+
+    Raises:
+        UsageError: a gate on learning, in a run without learning trials.
+        NoBaselineError: a gate that would be compared with nothing, where that must fail.
+    """
+    for gate in request.rules.gates:
+        if gate.metric.gate_rule == "learning" and not request.learning_seeds:
+            raise UsageError(f"--fail-on {gate.text}: only learning trials measure it; add --learning")
     if request.rules.on_missing_baseline == "pass":
         return
+    gates = [gate for gate in request.rules.gates if gate.metric.name not in AGAINST_RANDOM]
     candidates = [duel.candidate for duel in field_.duels]
-    for gate in request.rules.gates:
+    for gate in gates:
         if request.baseline is None and not any(map(gate.binds, candidates)):
             raise NoBaselineError(
                 f"--fail-on {gate.text}: {gate.strategy} is compared with nothing in this run; compared are "
@@ -161,9 +173,9 @@ def refuse_without_partner(request: RunRequest, field_: Field) -> None:
             )
     alone = [duel.candidate for duel in field_.duels if duel.reference is None]
     for name in alone:
-        for gate in request.rules.gates:
-            clock = gate.metric.gate_rule == "paired"
-            if gate.binds(name) and (clock or request.baseline is None):
+        for gate in gates:
+            stored = request.baseline is not None and gate.metric.gate_rule == "exact"
+            if gate.binds(name) and not stored:
                 why = comparisons.no_partner(name, gate.metric, field_.without_partner.get(name))
                 raise NoBaselineError(f"--fail-on {gate.text}: {why}")
 

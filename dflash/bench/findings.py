@@ -142,6 +142,14 @@ def notes(run: Run, trials: Sequence[Trial]) -> Iterator[str]:
         level = run.settings.level
         least = least_pairs(level)
         yield f"fewer than {least} trials or pairs have no {percent(level)} interval and no verdict"
+    if run.learning is None:
+        yield "learning was not measured; --learning compares gradients and losses over seeds"
+
+
+def learning_lines(run: Run) -> Iterator[str]:
+    """What a person should know of each arm's learning."""
+    if run.learning is not None:
+        yield from (arm.line for arm in run.learning.arms)
 
 
 def baseline_lines(run: Run) -> Iterator[str]:

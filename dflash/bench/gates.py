@@ -75,28 +75,43 @@ def plain_name(arm: str) -> str:
 
 
 def parse_gate(text: str) -> Gate:
-    """The gate in ``[STRATEGY.]METRIC:PERCENT``, such as `tok_s:5%` or `bucketed.padding_efficiency:0.1%`.
+    """The gate in ``[STRATEGY.]METRIC[:PERCENT]``, such as `tok_s:5%` or `bucketed.padding_efficiency:0.1%`.
+
+    Metrics of learning trials have a tolerance of their own, which stands where no percentage does.
 
     Raises UsageError for any other form, an unknown metric, and one that nothing in a run can decide.
     """
-    named, colon, size = text.strip().rpartition(":")
-    if not colon:
-        raise UsageError(f"--fail-on {text!r}: write [STRATEGY.]METRIC:PERCENT, e.g. tok_s:5%")
+    where = f"--fail-on {text!r}"
+    if not text.strip():
+        raise UsageError(f"{where}: write [STRATEGY.]METRIC:PERCENT, e.g. tok_s:5%")
     # From the right, since options before the metric may hold a colon or a dot of their own.
-    strategy, _, name = named.rpartition(".")
+    strategy, name, size = _parts(text.strip())
     try:
-        metric = metrics.metric(name)
+        metric = metrics.gate_metric(name)
     except UsageError as error:
-        raise UsageError(f"--fail-on {text!r}: {error}") from None
-    if metric.gate_rule == "none":
-        known = [one.name for one in metrics.METRICS.values() if one.gate_rule != "none"]
-        raise UsageError(
-            f"--fail-on {text!r}: trials of one seed cannot decide {name}; gates are for {', '.join(known)}"
-        )
-    tolerance = parse_percent(size, f"--fail-on {text!r}")
+        raise UsageError(f"{where}: {error}") from None
+    if size is not None:
+        tolerance = parse_percent(size, where)
+    elif metric.tolerance is not None:
+        tolerance = metric.tolerance
+    else:
+        raise UsageError(f"{where}: write [STRATEGY.]METRIC:PERCENT, e.g. tok_s:5%")
     if metric.direction == "higher" and tolerance >= 1:
-        raise UsageError(f"--fail-on {text!r}: {name} cannot lose 100% and still be measured")
+        raise UsageError(f"{where}: {name} cannot lose 100% and still be measured")
+    if metric.tolerance == 0 and tolerance:
+        raise UsageError(f"{where}: {name} counts events, of which no share can be lost; write {name}:0%")
     return Gate(text.strip(), metric, tolerance, strategy or None)
+
+
+def _parts(text: str) -> tuple[str, str, str | None]:
+    """Strategy, metric and percentage as they are written."""
+    named, colon, size = text.rpartition(":")
+    plain = text.rpartition(".")[2]
+    if not colon or plain in metrics.LEARNING_METRICS:
+        strategy, _, name = text.rpartition(".")
+        return strategy, name, None
+    strategy, _, name = named.rpartition(".")
+    return strategy, name, size
 
 
 def parse_gates(texts: Iterable[str]) -> tuple[Gate, ...]:

@@ -43,6 +43,8 @@ def _lines(run: Run, trials: Sequence[Trial]) -> Iterator[str]:
         yield _row(_escaped(cell) for cell in cells)
     yield ""
     yield from _comparisons(run)
+    for line in findings.learning_lines(run):
+        yield f"- learning: {_escaped(line)}"
     for line in findings.baseline_lines(run):
         yield f"- baseline {_escaped(line)}"
     for arm in run.arms:

@@ -13,7 +13,7 @@ from dflash.batching.composition import MEASURES
 from dflash.errors import UsageError
 
 Direction = Literal["higher", "lower", "none"]
-GateRule = Literal["paired", "exact", "none"]
+GateRule = Literal["paired", "exact", "learning", "none"]
 
 # Digits are grouped by a narrow no-break space and signs are true minus signs; no locale decides anything.
 _GROUP = "\u202f"
@@ -29,7 +29,9 @@ class Metric:
 
     ``direction`` is the better side. ``gate_rule`` says what may decide about it: ``paired`` for a clock,
     which only adjacent trials can compare; ``exact`` for what the same seed must reproduce to the last bit;
-    ``none`` for what the trials of one seed cannot decide.
+    ``learning`` for what learning trials measure, over seeds; ``none`` for what the trials of one seed cannot
+    decide. ``tolerance`` is the loss that a gate without a percentage must not miss, a share of the partner's
+    value.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Metric:
     direction: Direction
     summary: str
     gate_rule: GateRule
+    tolerance: float | None = None
 
 
 _TRIAL = (
@@ -104,6 +107,57 @@ PLAN_METRICS: dict[str, Metric] = {metric.name: metric for metric in _PLAN}
 #: Every known metric by name; those of a trial come first.
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TRIAL} | PLAN_METRICS
 
+#: The metrics of learning trials by name, in the order in which they are shown. The replicates are seeds.
+LEARNING_METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "design_effect",
+            "1",
+            "lower",
+            "variance of window gradients x tokens / that of random windows of the same samples",
+            "learning",
+            0.25,
+        ),
+        Metric("loss_design_effect", "1", "lower", "the same of the windows' losses", "learning", 0.65),
+        Metric(
+            "gradient_diversity",
+            "1",
+            "higher",
+            "Yin et al. (arXiv 1706.05699), at frozen weights",
+            "learning",
+            0.05,
+        ),
+        Metric(
+            "final_loss", "nats/token", "lower", "held-out loss at the end of the trial", "learning", 0.01
+        ),
+        Metric(
+            "time_to_loss",
+            "tokens",
+            "lower",
+            "real tokens to the reference's loss at 80 % of its run",
+            "learning",
+            0.10,
+        ),
+        Metric(
+            "loss_spikes",
+            "1",
+            "lower",
+            "spikes of loss or gradient norm, all seeds together",
+            "learning",
+            0.0,
+        ),
+        Metric(
+            "forgetting",
+            "nats/token",
+            "lower",
+            "rise of the worst length bin over the last quarter, beyond the mean of all",
+            "learning",
+            0.01,
+        ),
+    )
+}
+
 
 def metric(name: str) -> Metric:
     """The metric called ``name``; UsageError with the names that exist."""
@@ -111,6 +165,22 @@ def metric(name: str) -> Metric:
         return METRICS[name]
     except KeyError:
         raise UsageError(f"unknown metric {name!r}; known: {', '.join(METRICS)}") from None
+
+
+def gate_metric(name: str) -> Metric:
+    """What a gate on ``name`` is about: where trials of one seed decide nothing, learning trials may.
+
+    Raises UsageError for an unknown name, and for a metric that nothing in a run can decide.
+    """
+    known = [one.name for one in METRICS.values() if one.gate_rule != "none"] + list(LEARNING_METRICS)
+    found = METRICS.get(name)
+    if found is None or found.gate_rule == "none":
+        found = LEARNING_METRICS.get(name, found)
+    if found is None:
+        raise UsageError(f"unknown metric {name!r}; gates are for {', '.join(known)}")
+    if found.gate_rule == "none":
+        raise UsageError(f"trials of one seed cannot decide {name}; gates are for {', '.join(known)}")
+    return found
 
 
 def number(value: float, digits: int | None = None) -> str:

@@ -19,6 +19,7 @@ from dflash.batching.composition import measure_composition
 from dflash.batching.plan import BatchPlan, IntArray, PlanRequest, Reason
 from dflash.batching.planning import Overlong, make_plan
 from dflash.bench import machine, results, revision
+from dflash.bench.document import Document
 from dflash.bench.lengths_file import read_lengths
 from dflash.bench.metrics import PLAN_METRICS
 from dflash.bench.verdict import Verdict
@@ -47,7 +48,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     overlong: str
 
 
-class PlanReport(results.Document, frozen=True, kw_only=True):
+class PlanReport(Document, frozen=True, kw_only=True):
     """All plans, as their JSON shows them: a run's JSON without what only trials can tell."""
 
     schema_version: int = results.SCHEMA_VERSION

@@ -13,6 +13,7 @@ from dflash.batching.composition import measure
 from dflash.batching.plan import BatchPlan, IntArray, PlanRequest
 from dflash.batching.planning import Overlong, make_plan
 from dflash.bench import results
+from dflash.bench.document import Document
 from dflash.bench.metrics import Metric
 from dflash.bench.plan_run import Samples
 from dflash.errors import ExitCode, PlanError
@@ -79,7 +80,7 @@ class PredictSettings(msgspec.Struct, frozen=True, kw_only=True):
     anchor_stride: int
 
 
-class Prediction(results.Document, frozen=True, kw_only=True):
+class Prediction(Document, frozen=True, kw_only=True):
     """All forecasts, as their JSON shows them: a run's JSON, with what no trial has measured yet."""
 
     schema_version: int = results.SCHEMA_VERSION

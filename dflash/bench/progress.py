@@ -8,6 +8,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dflash.bench.exchange import Failure
+from dflash.bench.learning.exchange import Answer, LearningTrialRequest
+from dflash.bench.learning.progress import told
 from dflash.bench.metrics import number, percent
 from dflash.bench.pairs import Slot
 from dflash.bench.results import Trial
@@ -77,6 +80,12 @@ class TrialProgress:
         self._bar.update(self._task, look=following)
         if self._level >= 0:
             self._say(f"after {pairs} pairs{following}: {reason}")
+
+    def learned(self, request: LearningTrialRequest, answer: Answer) -> None:
+        """A learning trial has ended, one way or the other."""
+        self._bar.update(self._task, description="learning", pair="", look="")
+        if self._level >= 0 or isinstance(answer, Failure):
+            self._say(f"learning  {told(request, answer)}")
 
     def _place(self, trial: Trial) -> str:
         return f"trial {self._done}, pair {trial.pair + 1} of {self._pairs}  {trial.arm}"

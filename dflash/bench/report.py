@@ -1,4 +1,5 @@
-"""The run as a person reads it: two tables of arms, what the comparisons say, and what was measured where.
+"""The run as a person reads it: two tables of arms, what the comparisons say, what was measured where, and
+what learning trials said.
 
 A function of the run's record and its trials, so a stored run is shown as it was when it ended. Fits in 80
 columns, and is plain text when piped.
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash.bench import findings
+from dflash.bench.learning import report as learning
 from dflash.bench.metrics import ABSENT
 from dflash.bench.results import Comparison, Run, Trial
 from dflash.bench.tables import (
@@ -49,6 +51,7 @@ def show(
         "",
         labelled(_sayings(run, trials, verbose)),
         labelled(_footer(run, trials)),
+        *([] if run.learning is None else ["", *learning.parts(run.learning)]),
         *place,
     ]
     show_all(parts, console)

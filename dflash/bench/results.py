@@ -8,13 +8,14 @@ of any older version loads.
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dflash.bench import statistics
+from dflash.bench.document import Document, not_finite
 from dflash.bench.exchange import WindowFigures
+from dflash.bench.learning.results import LearningReport
 from dflash.bench.machine import Machine
 from dflash.bench.metrics import METRICS
 from dflash.bench.verdict import FLOOR, TOLERANCE, Verdict
@@ -205,23 +206,12 @@ class BaselineUse(msgspec.Struct, frozen=True, kw_only=True):
     differences: list[str] = []
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written as JSON, for others to read."""
-
-    def to_json(self, indent: int = 0) -> bytes:
-        """As UTF-8 JSON, on one line or indented. ValueError on a value that JSON cannot hold."""
-        wrong = not_finite(msgspec.to_builtins(self))
-        if wrong is not None:
-            raise ValueError(f"a {type(self).__name__} holds {wrong}, which JSON cannot say")
-        text = msgspec.json.encode(self)
-        return msgspec.json.format(text, indent=indent) if indent else text
-
-
 class Run(Document, frozen=True, kw_only=True):
     """A whole run, as its JSON shows it. Later versions add keys and rename none.
 
     ``looks`` are the numbers of valid pairs at which the gates were judged; trials of an invalid pair are
-    stored, and count in nothing.
+    stored, and count in nothing. ``learning`` is null where no learning trial was asked for, or they did not
+    all end.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -234,26 +224,16 @@ class Run(Document, frozen=True, kw_only=True):
     settings: Settings
     data: Data
     machine: Machine
-    looks: list[int] = []
-    invalid_pairs: list[InvalidPair] = []
+    looks: list[int] = msgspec.field(default_factory=list)
+    invalid_pairs: list[InvalidPair] = msgspec.field(default_factory=list)
+    learning: LearningReport | None = None
     baseline: BaselineUse | None = None
     revision: Revision | None = None
     against: Revision | None = None
     class_key: str = ""
-    command_line: list[str] = []
+    command_line: list[str] = msgspec.field(default_factory=list)
 
     @property
     def gates(self) -> list[Comparison]:
         """The comparisons that decide."""
         return [comparison for comparison in self.comparisons if comparison.gate is not None]
-
-
-def not_finite(value: object) -> float | None:
-    """The first float in nested lists and dictionaries that is NaN or infinite."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else value
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return None
-    return next((wrong for wrong in map(not_finite, value) if wrong is not None), None)

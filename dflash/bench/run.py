@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,10 @@ from dflash.bench import (
 from dflash.bench.baseline import Baseline
 from dflash.bench.field import WARMUP_WINDOWS, Field, RunRequest, open_field, refuse_without_partner
 from dflash.bench.gates import Rules
+from dflash.bench.learning.exchange import Answer, LearningTrialRequest
+from dflash.bench.learning.gates import compare_learning
+from dflash.bench.learning.results import LearningReport
+from dflash.bench.learning.run import LearningRequest, learning_run
 from dflash.bench.loop import Job, Measured, Progress
 from dflash.bench.results import Comparison, Run, Trial
 from dflash.bench.summary import filled
@@ -45,11 +49,15 @@ class Outcome:
     tracebacks: list[str]
 
 
-def run_benchmark(request: RunRequest, progress: Progress) -> Outcome:
-    """Measure all arms and store the run.
+def run_benchmark(
+    request: RunRequest,
+    progress: Progress,
+    learned: Callable[[LearningTrialRequest, Answer], None] | None = None,
+) -> Outcome:
+    """Measure all arms and store the run. ``learned`` is told of every learning trial that ends.
 
     An arm whose trial fails gets no further ones; the others go on. Ctrl-C ends the trial at hand: the run
-    then holds the pairs that were finished.
+    then holds the pairs that were finished, and no learning trial.
 
     Raises:
         UsageError: wrong settings, data, target or revision; nothing has been run.
@@ -75,10 +83,43 @@ def run_benchmark(request: RunRequest, progress: Progress) -> Outcome:
             deadline=deadline,
         )
         measured = loop.measure(job, progress)
-    run = _assembled(request, config, data, field_, job, measured, stored, use)
+    arms = filled(
+        [_planned(arm, measured) for arm in field_.arms],
+        measured.trials,
+        job.looks.level,
+        [one.pair for one in measured.invalid],
+    )
+    learning = _learned(request, config, arms, measured, learned)
+    run = _assembled(request, config, data, field_, job, measured, arms, learning, stored, use)
     kept = bool(measured.trials) and request.directory is not None
     path = store.save(run, measured.trials, request.directory) if kept and request.directory else None
     return Outcome(run, measured.trials, path, measured.tracebacks)
+
+
+def _learned(
+    request: RunRequest,
+    config: Config,
+    arms: Sequence[results.Arm],
+    measured: Measured,
+    learned: Callable[[LearningTrialRequest, Answer], None] | None,
+) -> LearningReport | None:
+    """What the learning trials say; Ctrl-C in them keeps what is timed."""
+    if not request.learning_seeds or measured.interrupted:
+        return None
+    rates = {arm.strategy: arm.metrics.get("tok_s") for arm in arms}
+    asked = LearningRequest(
+        arms=request.arms,
+        config=config,
+        seeds=request.learning_seeds,
+        reference=request.reference,
+        blocked=request.blocked,
+        speeds={name: rate for name, rate in rates.items() if rate is not None},
+    )
+    try:
+        return learning_run(asked, learned or (lambda *_: None))
+    except KeyboardInterrupt:
+        measured.interrupted = True
+        return None
 
 
 def _assembled(
@@ -88,17 +129,15 @@ def _assembled(
     field_: Field,
     job: Job,
     measured: Measured,
+    arms: list[results.Arm],
+    learning: LearningReport | None,
     stored: Baseline | None,
     use: results.BaselineUse | None,
 ) -> Run:
     settings, facts = _settings(request, config), _data(config, data)
-    arms = filled(
-        [_planned(arm, measured) for arm in field_.arms],
-        measured.trials,
-        job.looks.level,
-        [one.pair for one in measured.invalid],
-    )
     found = loop.judged(job, measured, last_look=True)
+    if learning is not None:
+        found += compare_learning(learning, request.rules)
     if stored is None:
         found += comparisons.compare_exact(arms, field_.duels, request.rules)
     elif use is not None:
@@ -113,7 +152,7 @@ def _assembled(
         )
     candidates = [duel.candidate for duel in field_.duels]
     found += comparisons.unanswered(candidates, found, request.rules, field_.without_partner)
-    outcome = _outcome(request.rules, measured, arms, found)
+    outcome = _outcome(request.rules, measured, arms, learning, found)
     described = next((m.machine for m in measured.measurements.values() if m.machine), None)
     described = described or machine.describe()
     return Run(
@@ -128,6 +167,7 @@ def _assembled(
         machine=described,
         looks=measured.looks,
         invalid_pairs=measured.invalid,
+        learning=learning,
         baseline=use,
         revision=revision.current(),
         against=field_.against,
@@ -137,13 +177,18 @@ def _assembled(
 
 
 def _outcome(
-    rules: Rules, measured: Measured, arms: Sequence[results.Arm], found: Sequence[Comparison]
+    rules: Rules,
+    measured: Measured,
+    arms: Sequence[results.Arm],
+    learning: LearningReport | None,
+    found: Sequence[Comparison],
 ) -> verdict.Outcome:
     gated = [one for one in found if one.gate is not None]
+    broken = [arm for arm in (learning.arms if learning else []) if arm.error is not None]
     return rules.outcome(
         [one.verdict for one in gated],
         measured=sum(trial.ok for trial in measured.trials),
-        failed=sum(arm.error is not None for arm in arms) if measured.trials else 0,
+        failed=(sum(arm.error is not None for arm in arms) if measured.trials else 0) + len(broken),
         suspicious=any(one.suspicious for one in gated),
         interrupted=measured.interrupted,
     )

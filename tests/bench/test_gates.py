@@ -41,10 +41,10 @@ def test_a_gate_is_strategy_metric_and_percentage(
         ("tok_s:inf%", "no percentage"),
         ("tok_s:\u0665%", "no percentage"),
         ("tok_s:100%", "cannot lose 100%"),
-        ("toks:5%", "unknown metric 'toks'; known: tok_s, "),
+        ("toks:5%", "unknown metric 'toks'; gates are for tok_s, "),
         (".:5%", "unknown metric ''"),
-        ("final_loss:5%", "trials of one seed cannot decide final_loss"),
-        ("gradient_diversity:5%", "trials of one seed cannot decide gradient_diversity"),
+        ("wall_seconds:5%", "trials of one seed cannot decide wall_seconds"),
+        ("peak_memory_bytes:5%", "trials of one seed cannot decide peak_memory_bytes"),
     ],
 )
 def test_what_is_no_gate_is_refused_in_one_line(text: str, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dflash.bench.exchange import Failure
 from dflash.bench.learning.curves import CurvePoint
 from dflash.bench.learning.design_effect import Effect
 from dflash.bench.learning.weighting import LengthWeights
@@ -74,3 +75,7 @@ class LearningTrial:
     seconds: float
     frozen: dict[str, list[FrozenPoint] | str] = field(default_factory=dict)
     """by strategy, at the start, a quarter and the end of this run; or why there is none"""
+
+
+Answer = LearningTrial | Failure
+"""of one learning trial"""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.status import Status
 
 from dflash.bench.exchange import Failure
-from dflash.bench.learning.exchange import LearningTrial, LearningTrialRequest
+from dflash.bench.learning.exchange import Answer, LearningTrialRequest
 from dflash.bench.metrics import number
 
 
@@ -31,14 +31,16 @@ class LearningProgress:
     ) -> None:
         self._status.stop()
 
-    def ended(self, request: LearningTrialRequest, answer: LearningTrial | Failure) -> None:
+    def ended(self, request: LearningTrialRequest, answer: Answer) -> None:
         """A trial has ended, one way or the other."""
         self._done += 1
-        if isinstance(answer, Failure):
-            text = f"failed: {answer.message}"
-        else:
-            text = f"held-out loss {number(answer.curve[-1].loss, 3)}, {number(answer.seconds, 0)} s"
-        seed = request.config.training.seed
-        self._console.print(
-            f"trial {self._done}/{self._total}  {request.strategy}, seed {seed}  {text}", soft_wrap=True
-        )
+        self._console.print(f"trial {self._done}/{self._total}  {told(request, answer)}", soft_wrap=True)
+
+
+def told(request: LearningTrialRequest, answer: Answer) -> str:
+    """What became of a learning trial, on one line."""
+    if isinstance(answer, Failure):
+        text = f"failed: {answer.message}"
+    else:
+        text = f"held-out loss {number(answer.curve[-1].loss, 3)}, {number(answer.seconds, 0)} s"
+    return f"{request.strategy}, seed {request.config.training.seed}  {text}"

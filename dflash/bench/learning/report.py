@@ -18,7 +18,12 @@ _STYLES = {Verdict.OK: "green", Verdict.REGRESSED: "red", Verdict.ERROR: "bold r
 
 def show(report: LearningReport, console: Console | None = None) -> None:
     """Print ``report`` to ``console``, standard output if None."""
-    parts: list[RenderableType] = [
+    show_all(parts(report), console)
+
+
+def parts(report: LearningReport) -> list[RenderableType]:
+    """What is printed, from top to bottom."""
+    return [
         labelled(_lines(report)),
         "",
         _pareto(report),
@@ -29,7 +34,6 @@ def show(report: LearningReport, console: Console | None = None) -> None:
         "",
         labelled(_footer(report)),
     ]
-    show_all(parts, console)
 
 
 def _lines(report: LearningReport) -> Iterator[tuple[str, Text]]:

@@ -4,53 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from dflash.bench.metrics import Metric
-from dflash.bench.results import Document
+from dflash.bench.document import Document
 from dflash.bench.verdict import Verdict
 from dflash.errors import ExitCode
-
-#: Metrics of learning trials by name, in the order in which they are shown. The replicates are seeds.
-LEARNING_METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            "design_effect",
-            "1",
-            "lower",
-            "variance of window gradients x tokens / that of random windows of the same samples",
-            "none",
-        ),
-        Metric("loss_design_effect", "1", "lower", "the same of the windows' losses", "none"),
-        Metric(
-            "gradient_diversity", "1", "higher", "Yin et al. (arXiv 1706.05699), at frozen weights", "none"
-        ),
-        Metric("final_loss", "nats/token", "lower", "held-out loss at the end of the trial", "none"),
-        Metric(
-            "time_to_loss",
-            "tokens",
-            "lower",
-            "real tokens to the reference's loss at 80 % of its run",
-            "none",
-        ),
-        Metric("loss_spikes", "1", "lower", "spikes of loss or gradient norm, all seeds together", "none"),
-        Metric(
-            "forgetting",
-            "nats/token",
-            "lower",
-            "rise of the worst length bin over the last quarter, beyond the mean of all",
-            "none",
-        ),
-    )
-}
-
-#: Losses that a gate must not miss, as shares of the reference's value, where a gate names none.
-TOLERANCES = {
-    "design_effect": 0.25,
-    "loss_design_effect": 0.65,
-    "gradient_diversity": 0.05,
-    "final_loss": 0.01,
-    "time_to_loss": 0.10,
-}
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -120,3 +76,7 @@ class LearningReport(Document, frozen=True, kw_only=True):
     notes: list[str]
     seconds: float
     cores: int
+
+    def arm(self, strategy: str) -> LearningArm:
+        """The arm of that name."""
+        return next(arm for arm in self.arms if arm.strategy == strategy)

@@ -14,13 +14,13 @@ from dflash.bench import machine
 from dflash.bench.exchange import Failure
 from dflash.bench.launcher import Launcher
 from dflash.bench.learning import analysis
-from dflash.bench.learning.exchange import LearningTrial, LearningTrialRequest
+from dflash.bench.learning.exchange import Answer, LearningTrial, LearningTrialRequest
 from dflash.bench.learning.results import LearningReport
 from dflash.bench.statistics import LEVEL, least_pairs
 from dflash.config import Config
 from dflash.data.sources import open_store, target_folder
 from dflash.data.store import TokenStore
-from dflash.errors import DflashError, ExitCode, TrialError, UsageError
+from dflash.errors import DflashError, ExitCode, UsageError
 from dflash.models.shape import read_json, shape_for_target
 from dflash.plugin_manager import Arm
 from dflash.training.schedule import plan_epoch
@@ -51,7 +51,7 @@ class LearningRequest:
 
 
 def learning_run(
-    request: LearningRequest, ended: Callable[[LearningTrialRequest, LearningTrial | Failure], None]
+    request: LearningRequest, ended: Callable[[LearningTrialRequest, Answer], None]
 ) -> LearningReport:
     """Run all trials and compare. ``ended`` is told of every trial.
 
@@ -59,9 +59,7 @@ def learning_run(
     same ones. An arm is an error if a trial of it fails; without the reference there is nothing to compare
     with.
 
-    Raises:
-        UsageError: wrong settings, data or target; nothing has been run.
-        TrialError: every trial failed.
+    Raises UsageError for wrong settings, data or target; nothing has been run.
     """
     start = time.perf_counter()
     names = [arm.name for arm in request.arms]
@@ -104,8 +102,6 @@ def learning_run(
             errors.setdefault(asked.strategy, f"seed {seed}: {answer.message}")
         else:
             trials.setdefault(asked.strategy, {})[answer.seed] = answer
-    if not trials:
-        raise TrialError(f"every learning trial failed, the first with {next(iter(errors.values()))}")
     return LearningReport(
         reference=reference,
         seeds=seeds,

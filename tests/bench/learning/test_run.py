@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from dflash.bench.learning.report import show
-from dflash.bench.learning.results import LEARNING_METRICS, TOLERANCES, LearningReport
+from dflash.bench.learning.results import LearningReport
 from dflash.bench.learning.run import LearningRequest, learning_run
+from dflash.bench.metrics import LEARNING_METRICS
 from dflash.bench.verdict import Verdict
-from dflash.errors import ExitCode, TrialError, UsageError
+from dflash.errors import ExitCode, UsageError
 from dflash.plugin_manager import PluginManager
 
 
@@ -33,7 +34,6 @@ def test_a_run_compares_its_arms_and_says_what_is_missing(small_config):
         assert arm.intervals["design_effect"][0] < arm.metrics["design_effect"]
         assert len(arm.by_seed["final_loss"]) == 2
         assert arm.metrics.keys() <= LEARNING_METRICS.keys()
-    assert TOLERANCES.keys() <= LEARNING_METRICS.keys()
     assert "loss_spikes" not in sorted_.metrics, "two seeds cannot say"
     assert any("judged from 6 on" in note for note in report.notes)
     assert random.real_tokens == sorted_.real_tokens
@@ -49,8 +49,13 @@ def test_a_run_compares_its_arms_and_says_what_is_missing(small_config):
 def test_a_run_in_which_nothing_works_says_why(small_config):
     data = msgspec.structs.replace(small_config.data, held_out_samples=0)
     broken = msgspec.structs.replace(small_config, data=data)
-    with pytest.raises(TrialError, match=r"every learning trial failed.*holds out no sample"):
-        learning_run(request(broken, "random", seeds=1), lambda *_: None)
+    report = learning_run(request(broken, "random,sorted", seeds=1), lambda *_: None)
+    assert report.exit_code == ExitCode.TRIAL_FAILED
+    for arm in report.arms:
+        assert arm.verdict == Verdict.ERROR and "holds out no sample" in (arm.error or "")
+    text = io.StringIO()
+    show(report, Console(file=text, width=80))
+    assert text.getvalue().count("holds out no sample") == 2
 
 
 def test_a_reference_that_is_no_arm_is_refused(small_config):
