@@ -9,16 +9,16 @@ import click
 
 import dflash
 from dflash.bench import settings_file
-from dflash.bench.cli_baseline import baseline
-from dflash.bench.cli_calibrate import calibrate
-from dflash.bench.cli_calibration import aa, power
-from dflash.bench.cli_learning import learn
-from dflash.bench.cli_plan import plan
-from dflash.bench.cli_plugins import plugins
-from dflash.bench.cli_predict import predict
-from dflash.bench.cli_run import run
-from dflash.bench.cli_store import compare, export, show
-from dflash.bench.cli_tune import tune
+from dflash.bench.commands.baseline import baseline
+from dflash.bench.commands.calibrate import calibrate
+from dflash.bench.commands.calibration import aa, power
+from dflash.bench.commands.learn import learn
+from dflash.bench.commands.plan import plan
+from dflash.bench.commands.plugins import plugins
+from dflash.bench.commands.predict import predict
+from dflash.bench.commands.run import run
+from dflash.bench.commands.store import compare, export, show
+from dflash.bench.commands.tune import tune
 from dflash.command_line import run_command
 from dflash.errors import ExitCode
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from dflash.bench import findings
-from dflash.bench.cli_options import write as write_file
+from dflash.bench.output import write as write_file
 from dflash.bench.results import Comparison, Run, Trial
 from dflash.bench.tables import clean
 from dflash.bench.verdict import Verdict

@@ -246,7 +246,7 @@ def _chunk(batch: Any) -> _Chunk:
         raise ValueError("its lengths contradict its tokens")
     if not len(ids.values) == len(mask.values) == ends[-1]:
         raise ValueError("its tokens are incomplete")
-    return _Chunk(memoryview(offsets), _view(ids.values, np.int32), _view(mask.values, np.uint8), names)
+    return _Chunk(offsets.data, _view(ids.values, np.int32), _view(mask.values, np.uint8), names)
 
 
 def _view(array: Any, dtype: Any) -> NDArray[Any]:

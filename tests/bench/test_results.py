@@ -68,6 +68,7 @@ def test_the_json_has_the_agreed_keys_and_null_for_what_is_missing() -> None:
         "machine",
         "looks",
         "invalid_pairs",
+        "learning",
         "baseline",
         "revision",
         "against",

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 import pytest
 
-from dflash.bench.cli_plan import plan
-from dflash.bench.cli_run import run
+from dflash.bench.commands.plan import plan
+from dflash.bench.commands.run import run
 from dflash.bench.settings_file import defaults, has_gate
 from dflash.errors import UsageError
 

@@ -279,6 +279,7 @@ def test_any_reader_sees_typed_columns_and_null_is_neither_zero_nor_nan(tmp_path
         "direction": "higher",
         "summary": "real tokens per second",
         "gate_rule": "paired",
+        "tolerance": None,
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dflash.bench.cli_options import plugin_options
+from dflash.bench.commands.options import plugin_options
 
 if TYPE_CHECKING:
     from dflash.batching.options import Option

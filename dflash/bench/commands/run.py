@@ -7,16 +7,14 @@ from pathlib import Path
 
 import click
 
-from dflash.bench.cli_options import (
+from dflash.bench.commands.options import (
     GateOptions,
-    append,
     config_option,
     gate_options,
-    github_summary_path,
     parse_seconds,
     plugin_options,
-    write,
 )
+from dflash.bench.output import append, github_summary_path, write
 
 # A trial takes three seconds before it measures anything. On a shared machine the rates of two trials of 4
 # windows differ by 13 %, of 8 by 8 % and of 12 by 7 %, so that more windows buy more than more trials do.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash.bench.cli_options import plugin_options, write
-from dflash.bench.cli_scene import make_samples, make_scene, scene_options
+from dflash.bench.commands.options import plugin_options
+from dflash.bench.commands.scene import make_samples, make_scene, scene_options
+from dflash.bench.output import write
 
 if TYPE_CHECKING:
     from dflash.simulation.search import Judged

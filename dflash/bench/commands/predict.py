@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from dflash.bench.cli_options import plugin_options, write
-from dflash.bench.cli_scene import make_samples, make_scene, parse_topology, scene_options
+from dflash.bench.commands.options import plugin_options
+from dflash.bench.commands.scene import make_samples, make_scene, parse_topology, scene_options
+from dflash.bench.output import write
 
 
 @click.command()

@@ -1,10 +1,8 @@
-"""What several commands of dflash-bench share: settings files, plugins, gates, and where output goes."""
+"""What several commands of dflash-bench share: settings files, plugins and gates."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from dflash.bench import settings_file
-from dflash.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash.bench.gates import Rules
@@ -145,31 +142,3 @@ def parse_seconds(ctx: click.Context, parameter: click.Parameter, text: str | No
     if not found or float(found[1]) == 0:
         raise click.BadParameter(f"{text!r} is no time; write it like 240s, 4m or 1h", ctx, parameter)
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def github_summary_path() -> Path:
-    """The file that GitHub shows as the summary of a job; UsageError outside of one."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not path:
-        raise UsageError("--github-summary: GITHUB_STEP_SUMMARY is not set, so this is no job of GitHub")
-    return Path(path)
-
-
-def append(path: Path, text: str, otherwise: str = "") -> None:
-    """Add to a file; UsageError, ending in `otherwise`, if it cannot be."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}{otherwise}") from error
-
-
-def write(path: Path, content: bytes, otherwise: str = "") -> None:
-    """Write a file, or standard output if it is `-`; UsageError, ending in `otherwise`, if it cannot be."""
-    if path == Path("-"):
-        sys.stdout.buffer.write(content)
-        return
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}{otherwise}") from error

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from dflash.bench.cli_options import plugin_options, write
-from dflash.bench.cli_run import QUICK_WINDOWS
+from dflash.bench.commands.options import plugin_options
+from dflash.bench.commands.run import QUICK_WINDOWS
+from dflash.bench.output import write
 
 REPEATS = 10
 # The fewest real tokens in as many padded ones: the least work for a drafter.

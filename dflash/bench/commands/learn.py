@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from dflash.bench.cli_options import plugin_options, write
+from dflash.bench.commands.options import plugin_options
+from dflash.bench.output import write
 
 
 @click.command()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dflash.bench.cli_options import GateOptions, gate_options, write
+from dflash.bench.commands.options import GateOptions, gate_options
+from dflash.bench.output import write
 
 if TYPE_CHECKING:
     from dflash.bench.results import Run, Trial
