@@ -5,7 +5,6 @@ The faults are real: processes are killed, computations hang, bytes are missing.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -23,6 +22,7 @@ import msgspec
 import process_stages
 import pytest
 from commands import command, environment
+from sessions import members, nobody_is_left
 
 from dflash.cli import cli
 from dflash.command_line import run_command
@@ -210,24 +210,6 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-
-
-def members(session: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _parent, _group, its = path.read_text().rpartition(")")[2].split()[:4]
-            if int(its) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-def nobody_is_left(session: int) -> bool:
-    deadline = time.monotonic() + 10
-    while members(session) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not members(session)
 
 
 def test_a_killed_target_ends_the_command_and_the_run_goes_on_from_there(options, tmp_path):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +10,7 @@ from dflash.bench.calibration import Calibration, Repeat
 from dflash.bench.metrics import ABSENT, number, percent
 from dflash.bench.pairs import Slot
 from dflash.bench.results import Trial
+from dflash.bench.status_line import StatusLine
 from dflash.bench.tables import clean, labelled, show_all, table
 from dflash.bench.verdict import Verdict
 from dflash.errors import ExitCode
@@ -43,23 +41,12 @@ def _rates(calibration: Calibration) -> Table:
     return rows
 
 
-class CalibrationProgress:
+class CalibrationProgress(StatusLine):
     """The run and the pair at hand, on a terminal; a line for each look and finished run. On stderr."""
 
     def __init__(self, repeats: int) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._status = self._console.status("preparing")
+        super().__init__("preparing")
         self._repeats, self._done = repeats, 0
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._status.stop()
 
     def started(self, slot: Slot) -> None:
         """A trial begins."""

@@ -158,7 +158,9 @@ def no_partner(arm: str, metric: Metric, why: str | None = None) -> str:
             "--against REV (a clock stored by another job would raise 27 to 37 % false alarms)"
         )
     if metric.gate_rule == "learning":
-        return f"{metric.name} is measured by --learning, beside a second strategy: name one"
+        return (
+            f"nothing to compare the {metric.name} of {arm} with: --learning compares strategies of one run"
+        )
     return (
         f"nothing to compare the {metric.name} of {arm} with: name a second strategy, --against REV or "
         "--baseline NAME"

@@ -8,6 +8,7 @@ import msgspec
 
 from dflash.bench import baseline, baseline_gate, comparisons, verdict
 from dflash.bench.gates import Rules
+from dflash.bench.learning.gates import compare_learning, failures
 from dflash.bench.pairs import Duel
 from dflash.bench.results import BaselineUse, Comparison, Run, Trial
 
@@ -18,6 +19,8 @@ def again(run: Run, trials: Sequence[Trial], rules: Rules) -> Run:
     invalid = {one.pair for one in run.invalid_pairs}
     found = comparisons.compare(trials, duels, rules, level=run.settings.level, invalid=invalid)
     found += comparisons.compare_exact(run.arms, duels, rules)
+    if run.learning is not None:
+        found += compare_learning(run.learning, rules)
     return _judged(run, trials, rules, found, [duel.candidate for duel in duels])
 
 
@@ -65,7 +68,7 @@ def _judged(
     outcome = rules.outcome(
         [one.verdict for one in gated],
         measured=sum(trial.ok for trial in trials),
-        failed=sum(arm.error is not None for arm in run.arms),
+        failed=sum(arm.error is not None for arm in run.arms) + failures(run.learning),
         suspicious=any(one.suspicious for one in gated),
     )
     return msgspec.structs.replace(

@@ -24,7 +24,7 @@ from dflash.bench.baseline import Baseline
 from dflash.bench.field import WARMUP_WINDOWS, Field, RunRequest, open_field, refuse_without_partner
 from dflash.bench.gates import Rules
 from dflash.bench.learning.exchange import Answer, LearningTrialRequest
-from dflash.bench.learning.gates import compare_learning
+from dflash.bench.learning.gates import compare_learning, failures
 from dflash.bench.learning.results import LearningReport
 from dflash.bench.learning.run import LearningRequest, learning_run
 from dflash.bench.loop import Job, Measured, Progress
@@ -184,11 +184,10 @@ def _outcome(
     found: Sequence[Comparison],
 ) -> verdict.Outcome:
     gated = [one for one in found if one.gate is not None]
-    broken = [arm for arm in (learning.arms if learning else []) if arm.error is not None]
     return rules.outcome(
         [one.verdict for one in gated],
         measured=sum(trial.ok for trial in measured.trials),
-        failed=(sum(arm.error is not None for arm in arms) if measured.trials else 0) + len(broken),
+        failed=(sum(arm.error is not None for arm in arms) if measured.trials else 0) + failures(learning),
         suspicious=any(one.suspicious for one in gated),
         interrupted=measured.interrupted,
     )

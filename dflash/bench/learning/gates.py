@@ -44,6 +44,11 @@ def compare_learning(report: LearningReport, rules: Rules) -> list[Comparison]:
     ]
 
 
+def failures(report: LearningReport | None) -> int:
+    """How many arms have a learning trial that failed."""
+    return sum(arm.error is not None for arm in report.arms) if report is not None else 0
+
+
 def _asked(report: LearningReport, rules: Rules) -> Iterator[tuple[LearningArm, Gate]]:
     for arm in report.arms:
         for name in LEARNING_METRICS:

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.status import Status
-
 from dflash.bench.exchange import Failure
 from dflash.bench.learning.exchange import Answer, LearningTrialRequest
 from dflash.bench.metrics import number
+from dflash.bench.status_line import StatusLine
 
 
-class LearningProgress:
+class LearningProgress(StatusLine):
     """Counts trials as they end."""
 
     def __init__(self, total: int) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        super().__init__(f"{total} learning trials")
         self._total, self._done = total, 0
-        self._status = Status(f"{total} learning trials", console=self._console)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._status.stop()
 
     def ended(self, request: LearningTrialRequest, answer: Answer) -> None:
         """A trial has ended, one way or the other."""

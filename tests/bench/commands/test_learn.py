@@ -56,6 +56,12 @@ def test_a_run_with_learning_trials_shows_stores_and_gates_them(bench, small_fil
     text = " ".join(result.out.split())
     assert all(" ".join(line.split()) in text for line in lines)
     assert (tmp_path / "out.md").read_text().count("- learning: ") == 2
+    # Judged again without measuring.
+    again = bench("compare", "last", "--fail-on", "design_effect", "--json", "-")
+    judged = [one for one in json.loads(again.out)["comparisons"] if one["gate"]]
+    assert judged == [gates["random", "design_effect"], gates["sorted", "design_effect"]]
+    nothing = bench("compare", "last", "last", "--fail-on", "design_effect")
+    assert nothing.code == 5 and "--learning compares strategies of one run" in " ".join(nothing.out.split())
     assert bench("show").out == result.out.replace(re.search(r"\n *stored .*", result.out)[0], "")
 
 

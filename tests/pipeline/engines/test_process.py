@@ -19,6 +19,7 @@ from pathlib import Path
 import process_stages
 import pytest
 import torch
+from sessions import members, nobody_is_left
 
 from dflash.errors import DflashError, StageError, UsageError
 from dflash.pipeline import open_engine
@@ -93,24 +94,6 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
         start_new_session=True,
         env=environment,
     )
-
-
-def members(session: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _parent, _group, its = path.read_text().rpartition(")")[2].split()[:4]
-            if int(its) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-def nobody_is_left(session: int) -> bool:
-    deadline = time.monotonic() + 10
-    while members(session) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not members(session)
 
 
 def test_workers_die_with_a_parent_that_is_killed(tmp_path):
