@@ -53,6 +53,14 @@ def test_quiet_and_disturbed_machines_keep_the_rates_too() -> None:
     assert double.at_least >= 0.98
 
 
+def test_trials_without_memory_have_the_rate_that_the_looks_were_given() -> None:
+    """Independent noise uses up the 2 % that three looks at 99 % spend, where what pairs share does not."""
+    (false,) = simulated(10_000, None, "unsteady").rates
+    assert false.at_least <= 0.02 and false.regressed <= 250
+    (double,) = simulated(2000, "tok_s:10%", "unsteady").rates
+    assert double.at_least >= 0.99
+
+
 def test_a_cost_is_calibrated_from_its_own_side() -> None:
     """window_seconds rises where tok_s falls: a loss of its own is 5 % more seconds, a little less time."""
     (rate,) = simulated(500, None, "quiet", gate="window_seconds:5%").rates
@@ -129,7 +137,7 @@ def test_the_last_line_and_nothing_but_json(bench) -> None:
     assert [name in result.out for name in MODELS] == [True] * len(MODELS)
     told = bench("power", "--inject", "tok_s:5%", "--simulated", "300", "--json", "-")
     rates = json.loads(told.out)["rates"]
-    assert [rate["source"] for rate in rates] == ["quiet", "disturbed", "noisy"]
+    assert [rate["source"] for rate in rates] == ["quiet", "disturbed", "unsteady", "noisy"]
     assert all(sum(rate["verdicts"].values()) == 300 for rate in rates)
 
 

@@ -15,7 +15,7 @@ from dflash.bench.output import write
 REPEATS = 10
 # The fewest real tokens in as many padded ones: the least work for a drafter.
 CHEAPEST = "random"
-MODELS = ("quiet", "disturbed", "noisy")
+MODELS = ("quiet", "disturbed", "unsteady", "noisy")
 
 
 def _calibration_options(command: Callable[..., Any]) -> Callable[..., Any]:
