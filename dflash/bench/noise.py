@@ -41,8 +41,8 @@ class NoiseModel:
 #: Quiet is a machine of one's own, noisy and disturbed are shared ones. The first two are the models with
 #: which the rules were designed. Disturbed has the neighbour and the bursts of adjacent trials on two shared
 #: cores under load: log ratios of pairs, as measured, had a deviation of 8.4 %, a robust one of 2.6 %, and
-#: 8.2 % of them were beyond 10 %. Unsteady is what 20 trials of 8 windows had on two virtual cores with nothing
-#: else on them: 5.5 % from one trial to the next, without memory.
+#: 8.2 % of them were beyond 10 %. Unsteady is what 20 trials of 8 windows had on two virtual cores with
+#: nothing else on them: 5.5 % from one trial to the next, without memory.
 MODELS = {
     "quiet": NoiseModel(
         process=0.004,

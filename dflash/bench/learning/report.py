@@ -30,7 +30,11 @@ def parts(report: LearningReport) -> list[RenderableType]:
         "",
         _gradients(report),
         "",
+        _micro_batches(report),
+        "",
         _losses(report),
+        "",
+        _lengths(report),
         "",
         labelled(_footer(report)),
     ]
@@ -61,25 +65,30 @@ def _pareto(report: LearningReport) -> Table:
 
 def _gradients(report: LearningReport) -> Table:
     rows = table(
+        "strategy", "design effect\nat the start", "after\na quarter", "at the\nend", "lag-1\ncosine"
+    )
+    for arm in report.arms:
+        points = [*arm.points, None, None, None][:3]
+        rows.add_row(
+            clean(arm.strategy), *(_stacked(point) for point in points), _figure(arm.lag_1_cosine, 2)
+        )
+    return rows
+
+
+def _micro_batches(report: LearningReport) -> Table:
+    rows = table(
         "strategy",
-        "start",
-        "quarter",
-        "end",
-        "lag-1\ncosine",
         "loss d.e.\nwindow",
-        "loss d.e.\nmicro-b.",
+        "loss d.e.\nmicro-batch",
         "diver-\nsity",
-        "if\nrandom",
+        "if at\nrandom",
         "noise\nscale",
     )
     for arm in report.arms:
         effect, interval = arm.metrics.get("loss_design_effect"), arm.intervals.get("loss_design_effect")
         window = Bounds(effect, *interval) if effect is not None and interval else None
-        points = [*arm.points, None, None, None][:3]
         rows.add_row(
             clean(arm.strategy),
-            *(_stacked(point) for point in points),
-            _figure(arm.lag_1_cosine, 2),
             _stacked(window),
             _stacked(arm.micro_batch_loss_design_effect),
             _figure(arm.metrics.get("gradient_diversity"), 2),
@@ -91,16 +100,7 @@ def _gradients(report: LearningReport) -> Table:
 
 def _losses(report: LearningReport) -> Table:
     rows = table(
-        "strategy",
-        "steps",
-        "held-out\nloss",
-        "ratio",
-        "time to\nloss",
-        "spikes",
-        "forget-\nting",
-        "short drift\nmid. long",
-        "weight\nshort",
-        "weight\nlong",
+        "strategy", "steps", "held-out\nloss", "\nratio", "time to\nloss", "\nspikes", "forget-\nting"
     )
     for arm in report.arms:
         rows.add_row(
@@ -111,7 +111,17 @@ def _losses(report: LearningReport) -> Table:
             _figure(arm.metrics.get("time_to_loss"), 0),
             _figure(arm.metrics.get("loss_spikes"), 0),
             _figure(arm.metrics.get("forgetting"), 4),
-            Text("\n".join(number(drift, 3) for drift in arm.drift_by_bin)),
+        )
+    return rows
+
+
+def _lengths(report: LearningReport) -> Table:
+    rows = table("strategy", "loss drift\nshort", "\nmiddle", "\nlong", "weight\nshort", "weight\nlong")
+    for arm in report.arms:
+        drifts = [*arm.drift_by_bin, None, None, None][:3]
+        rows.add_row(
+            clean(arm.strategy),
+            *(_figure(drift, 3) for drift in drifts),
             _figure(arm.short_weight, 2),
             _figure(arm.long_weight, 2),
         )
