@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from statistics import fmean, median
 from time import perf_counter, thread_time
 from typing import Any
@@ -32,6 +33,10 @@ SHARES = (0.25, 0.5, 1.0)
 """of the token budget"""
 MIXED = 3
 """micro-batches of random samples for each layout, with the padding that those have"""
+ROUNDS = 7
+"""over all micro-batches, because a machine's speed drifts over seconds, and repeats of one would share it"""
+ALTERNATIONS = 5
+"""of workers alone and at once, for the same reason"""
 REPEATS = 3
 WARMUP = 3
 _COPIED_BYTES = 2**25
@@ -55,14 +60,14 @@ def calibrate(
     name: str,
     cores: int,
     progress: Callable[[str], None] = lambda line: None,
-    loop_seconds: float = 3.0,
+    loop_seconds: float = 1.5,
 ) -> Calibration:
     """Time every stage alone, then a target and a drafter at once.
 
     Args:
         cores: of the machine, which a CPU's workers share.
         progress: is told what comes next.
-        loop_seconds: of each of six loops that measure how workers slow each other down.
+        loop_seconds: of each of fifteen loops that measure how workers slow each other down.
 
     Raises:
         UsageError: the store or the target cannot be opened, or the store is too small.
@@ -137,47 +142,53 @@ def _within(samples: IntArray, lengths: IntArray, budget: int, layout: Layout) -
 def _stages(
     bench: Workbench, batches: dict[Layout, list[LoadedBatch]], progress: Callable[[str], None]
 ) -> dict[str, Fitted]:
-    loads: list[tuple[BatchShapes, list[float]]] = []
-    drafters: list[tuple[BatchShapes, list[float]]] = []
-    found = {}
+    all_of_them = [one for of_layout in batches.values() for one in of_layout]
+    outputs = [bench.features(one) for one in all_of_them]
+    clock = _clock(bench)
+    seconds_R3N = np.zeros((ROUNDS, 3, len(all_of_them)))
+    order = np.random.default_rng(0)
+    for number in range(ROUNDS):
+        progress(f"{len(all_of_them)} micro-batches, round {number + 1} of {ROUNDS}")
+        for n in order.permutation(len(all_of_them)):
+            one = all_of_them[n]
+            batch = one.batch
+            seconds_R3N[number, :, n] = (
+                _seconds(partial(bench.load, batch.rows, batch.lengths, batch.layout), thread_time),
+                _seconds(partial(bench.features, one), clock),
+                _seconds(partial(bench.train, outputs[n]), clock),
+            )
+    load_N, target_N, drafter_N = np.median(seconds_R3N, axis=0)
+    loads: list[tuple[BatchShapes, FloatArray]] = []
+    drafters: list[tuple[BatchShapes, FloatArray]] = []
+    found, start = {}, 0
     for layout, of_layout in batches.items():
-        shapes = shapes_of(of_layout)
-        progress(f"{len(of_layout)} micro-batches, {layout}")
-        load, target, drafter = zip(*(_times(bench, one) for one in of_layout), strict=True)
-        found[f"target_{layout}"] = _fitted(TargetCost.terms(shapes), target)
-        loads.append((shapes, list(load)))
-        drafters.append((shapes, list(drafter)))
+        shapes, own = shapes_of(of_layout), slice(start, start + len(of_layout))
+        found[f"target_{layout}"] = _fitted(TargetCost.terms(shapes), target_N[own])
+        loads.append((shapes, load_N[own]))
+        drafters.append((shapes, drafter_N[own]))
+        start = own.stop
     found["load"] = _both(LoadCost.terms, loads)
     found["drafter"] = _both(DrafterCost.terms, drafters)
     return found
 
 
 def _both(
-    terms: Callable[[BatchShapes], FloatArray], measured: Sequence[tuple[BatchShapes, list[float]]]
+    terms: Callable[[BatchShapes], FloatArray], measured: Sequence[tuple[BatchShapes, FloatArray]]
 ) -> Fitted:
     rows = np.concatenate([terms(shapes) for shapes, _ in measured])
-    seconds = [one for _, of_layout in measured for one in of_layout]
+    seconds = np.concatenate([of_layout for _, of_layout in measured])
     some = rows[:, 0] > 0  # a micro-batch without anchors costs nothing and says nothing
-    return _fitted(rows[some], [one for one, kept in zip(seconds, some, strict=True) if kept])
+    return _fitted(rows[some], seconds[some])
 
 
-def _fitted(terms: FloatArray, seconds: Sequence[float]) -> Fitted:
+def _fitted(terms: FloatArray, seconds: FloatArray) -> Fitted:
     found = fit(terms, seconds)
     return Fitted(
         coefficients=list(found.coefficients),
         leave_one_out=found.error,
         largest_error=found.largest_error,
-        source=f"{len(seconds)} micro-batches, medians of {REPEATS}",
+        source=f"{len(seconds)} micro-batches, medians of {ROUNDS} rounds",
     )
-
-
-def _times(bench: Workbench, one: LoadedBatch) -> tuple[float, float, float]:
-    """Median seconds of reading, of the target and of the drafter."""
-    batch = one.batch
-    output = bench.features(one)
-    clock = _clock(bench)
-    load = _timed(lambda: bench.load(batch.rows, batch.lengths, batch.layout), thread_time)
-    return load, _timed(lambda: bench.features(one), clock), _timed(lambda: bench.train(output), clock)
 
 
 def _clock(bench: Workbench) -> Callable[[], float]:
@@ -185,25 +196,20 @@ def _clock(bench: Workbench) -> Callable[[], float]:
     return thread_time if bench.target.device.type == "cpu" else perf_counter
 
 
-def _timed(action: Callable[[], Any], clock: Callable[[], float]) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        start = clock()
-        action()
-        seconds.append(clock() - start)
-    return median(seconds)
+def _seconds(action: Callable[[], Any], clock: Callable[[], float]) -> float:
+    start = clock()
+    action()
+    return clock() - start
 
 
 def _commit_seconds(bench: Workbench, batches: list[LoadedBatch]) -> float:
     output = bench.features(min(batches, key=lambda one: one.batch.input_ids.size))
     bench.train(output)
     bench.commit()
-    seconds, clock = [], _clock(bench)
+    seconds = []
     for _ in range(REPEATS):
         bench.train(output)
-        start = clock()
-        bench.commit()
-        seconds.append(clock() - start)
+        seconds.append(_seconds(bench.commit, _clock(bench)))
     return median(seconds)
 
 
@@ -211,13 +217,13 @@ def _copy_bandwidth() -> float:
     source = torch.ones(_COPIED_BYTES // 4)
     goal = torch.empty_like(source)
     goal.copy_(source)
-    return _COPIED_BYTES / _timed(lambda: goal.copy_(source), perf_counter)
+    return _COPIED_BYTES / median(_seconds(partial(goal.copy_, source), perf_counter) for _ in range(REPEATS))
 
 
 def _slowdowns(bench: Workbench, batches: list[LoadedBatch], seconds: float) -> tuple[float, float, float]:
     """Rate alone / rate beside the other, of a target and of a drafter, never below 1; and the disturbance.
 
-    Loops alone come before and after those at once, so that a drift of the machine's speed cancels.
+    Loops alone and at once take turns, so that a drift of the machine's speed cancels.
     """
     outputs = [bench.features(one) for one in batches]
 
@@ -233,8 +239,8 @@ def _slowdowns(bench: Workbench, batches: list[LoadedBatch], seconds: float) -> 
     loops = (target, drafter)
     alone: list[list[_Pace]] = [[], []]
     together: list[list[_Pace]] = [[], []]
-    for order in ((0, 1), (1, 0)):
-        for number in order:
+    for turn in range(ALTERNATIONS):
+        for number in ((0, 1), (1, 0))[turn % 2]:
             alone[number] += _paces([loops[number]], seconds)
         for number, pace in enumerate(_paces(loops, seconds)):
             together[number].append(pace)
@@ -255,7 +261,7 @@ class _Pace:
 
 
 def _paces(loops: Sequence[Callable[[], None]], seconds: float) -> list[_Pace]:
-    """Run each loop in a thread of its own, all of them at once."""
+    """Run each loop in a thread of its own, all of them at once and none alone while another is measured."""
     paces: dict[int, _Pace] = {}
     ready = threading.Barrier(len(loops))
     failures: list[BaseException] = []
@@ -270,6 +276,8 @@ def _paces(loops: Sequence[Callable[[], None]], seconds: float) -> list[_Pace]:
                 rounds += 1
             elapsed = perf_counter() - start
             paces[number] = _Pace(rounds / elapsed, (thread_time() - cpu) / elapsed)
+            while len(paces) < len(loops) and not failures:
+                loops[number]()
         except BaseException as error:
             failures.append(error)
             ready.abort()

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from dflash.bench.commands.options import plugin_options
-from dflash.bench.commands.run import QUICK_WINDOWS
 from dflash.bench.output import write
 
-REPEATS = 10
+REPEATS, WINDOWS = 10, 8
 # The fewest real tokens in as many padded ones: the least work for a drafter.
 CHEAPEST = "random"
 MODELS = ("quiet", "disturbed", "unsteady", "noisy")
@@ -35,7 +34,7 @@ def _calibration_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--windows",
             type=click.IntRange(1),
-            default=QUICK_WINDOWS,
+            default=WINDOWS,
             show_default=True,
             help="Measured windows per trial.",
         ),
