@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,26 @@ def test_this_machine_tells_what_it_has():
     left = memory.available_bytes()
     assert left is not None
     assert 0 < left <= int(line.split()[1]) * 1024
+
+
+FAULTS = """
+import resource
+from dflash.memory import keep_freed_memory
+
+if {keep}:
+    keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for number in range(60):
+    content = b"x" * ((8 + number % 12) << 20)
+    del content
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has ways of its own")
+def test_what_is_freed_is_used_again():
+    def faults(keep):
+        code = FAULTS.format(keep=keep)
+        return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+
+    assert faults(True) < faults(False) / 3

@@ -25,9 +25,9 @@ def threads_of_a_busy_stage(_):
         used["process"] = time.process_time() - process
         used["threads"] = torch.get_num_threads()
 
-    from dflash.training.run import single_thread
+    from dflash.training.run import prepare_worker
 
-    with open_engine("thread", on_thread_start=single_thread) as pipeline:
+    with open_engine("thread", on_thread_start=prepare_worker) as pipeline:
         pipeline.start("multiply", multiply)
     return used
 

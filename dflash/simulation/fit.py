@@ -29,7 +29,7 @@ class Fit:
         return max(abs(one) for one in self.leave_one_out)
 
 
-def fit(terms: FloatArray, seconds: Sequence[float]) -> Fit:
+def fit(terms: FloatArray, seconds: Sequence[float] | FloatArray) -> Fit:
     """Non-negative least squares of relative errors: ``terms`` float64[n, k], n ``seconds`` above zero.
 
     Relative, because micro-batches of one plan differ tenfold and the small ones count as well.

@@ -15,6 +15,7 @@ from dflash.batching.plan import IntArray, Layout
 from dflash.config import Config
 from dflash.data.sources import open_store
 from dflash.data.store import TokenStore
+from dflash.memory import keep_freed_memory
 from dflash.models.anchors import valid_positions
 from dflash.models.target import Target
 from dflash.pipeline.stages import load, read_features
@@ -40,6 +41,7 @@ class Workbench:
     def open(cls, config: Config) -> Workbench:
         """Load what ``config`` names; raises UsageError where a run would."""
         torch.set_num_threads(1)
+        keep_freed_memory()
         store = open_store(config.data)
         models = load_models(config, store)
         # Gradient diversity is measured in every trial, and predictions are held against trials.

@@ -13,7 +13,7 @@ from dflash.pipeline import Sender, open_engine
 from dflash.training.models import Models, ModelsApart, Staff, load_models
 from dflash.training.placement import Placement
 from dflash.training.preflight import WorstMicroBatches, try_worst
-from dflash.training.run import modules_of_workers, single_thread
+from dflash.training.run import modules_of_workers, prepare_worker
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def inspected_staff(
         return models, _inspect(models, config, store, worst)
     # What it takes, on a GPU too, is given back with its process.
     with open_engine(
-        "process", on_thread_start=single_thread, preload=modules_of_workers(config)
+        "process", on_thread_start=prepare_worker, preload=modules_of_workers(config)
     ) as pipeline:
         sender, receiver = pipeline.channel("inspection", items=1)
         pipeline.start_apart("inspection", _inspect_apart, sender, config, store, worst)

@@ -15,6 +15,7 @@ from dflash.config import Config
 from dflash.data.atomic import remove_leftovers
 from dflash.data.sources import target_folder
 from dflash.data.store import TokenStore
+from dflash.memory import keep_freed_memory
 from dflash.models.shape import read_json
 from dflash.models.starting_point import drafter_shape
 from dflash.pipeline import Receiver, Sender, Telemetry, open_engine
@@ -70,7 +71,7 @@ def training_run(
         _without_leftovers(saving),
         open_engine(
             placement.engine,
-            on_thread_start=single_thread,
+            on_thread_start=prepare_worker,
             stall_after=settings.watchdog_seconds,
             preload=modules_of_workers(config),
         ) as pipeline,
@@ -216,6 +217,7 @@ def modules_of_workers(config: Config) -> tuple[str, ...]:
     return ("dflash.training.run", f"transformers.models.{kind}.modeling_{kind}")
 
 
-def single_thread() -> None:
+def prepare_worker() -> None:
     """The first thing in every worker: a new thread's products would otherwise use all cores."""
     torch.set_num_threads(1)
+    keep_freed_memory()

@@ -34,6 +34,7 @@ from dflash.config import Config
 from dflash.data.sources import open_store
 from dflash.data.store import TokenStore
 from dflash.errors import DflashError, TrialError, UsageError
+from dflash.memory import keep_freed_memory
 from dflash.models.drafter import Drafter
 from dflash.models.features import FeatureBatch
 from dflash.models.target import Target
@@ -67,6 +68,7 @@ def learning_trial(request: LearningTrialRequest) -> LearningTrial:
         TrialError: the plan has no window, or there are no held-out samples to compare strategies by.
     """
     start = time.perf_counter()
+    keep_freed_memory()
     config = lone_drafter(request.config)
     manager = PluginManager(blocked=request.blocked)
     arm = manager.arms(request.strategy)[0]

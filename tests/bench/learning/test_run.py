@@ -46,7 +46,7 @@ def test_a_run_compares_its_arms_and_says_what_is_missing(small_config):
     assert max(map(len, text.getvalue().splitlines())) <= 80
     assert "\u2026" not in text.getvalue(), "nothing is cut off"
     named = [line.split()[0] for line in text.getvalue().splitlines() if line.split()]
-    assert named.count("sorted") == named.count("random") == 5, "in each table"
+    assert min(named.count("sorted"), named.count("random")) >= 5, "in each table"
 
 
 def test_a_run_in_which_nothing_works_says_why(small_config):
