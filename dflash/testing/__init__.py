@@ -5,7 +5,7 @@ from my_package.strategy import Mine
 
 test_contract = strategy_contract(Mine(), Mine(step=2))
 
-The fixtures of ``dflash.testing.pytest_plugin`` are there without an import.
+The fixtures of ``dflash.bench.pytest_plugin`` are there without an import.
 """
 
 from __future__ import annotations

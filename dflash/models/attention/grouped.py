@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash.models.attention.recomputed import recomputed_attention
+from dflash.models.attention.recomputed import Piece, recomputed_attention
 
 RUN = 4
 """Most blocks of a run: more would waste scores between its anchors, fewer would be small products."""
@@ -27,20 +27,6 @@ SHORTEST = 0.75
 PIECE = 4096
 """Most (block, context position) pairs of a piece of several runs: its scores stay in the cache between the
 few passes over them. With 4 heads and blocks of 16 they are 1 MB of fp32."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """R runs of n blocks that see at most S context positions, S >= 1."""
-
-    slots_Rn: Tensor
-    """int64[R, n]: the blocks, as indices into the chunk"""
-    context_RS: Tensor
-    """int64[R, S]: context positions, as indices into the flat context; clamped inside the document"""
-    first: int
-    """every block of the piece sees all of its context before this one of the S positions"""
-    hidden_RnE: Tensor
-    """bool[R, n, S - first]: True where a block must not see one of the positions from ``first`` on"""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,26 @@ joined softmax.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from dflash.models.attention.grouped import Piece
+
+@dataclass(frozen=True)
+class Piece:
+    """R runs of n blocks that see at most S context positions, S >= 1."""
+
+    slots_Rn: Tensor
+    """int64[R, n]: the blocks, as indices into the chunk"""
+    context_RS: Tensor
+    """int64[R, S]: context positions, as indices into the flat context; clamped inside the document"""
+    first: int
+    """every block of the piece sees all of its context before this one of the S positions"""
+    hidden_RnE: Tensor
+    """bool[R, n, S - first]: True where a block must not see one of the positions from ``first`` on"""
 
 
 def recomputed_attention(

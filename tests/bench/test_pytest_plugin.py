@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dflash.bench import pytest_plugin
 from dflash.config import dump_config
-from dflash.testing import pytest_plugin
 
 pytest_plugins = ["pytester"]
 
@@ -124,7 +124,7 @@ import sys
 
 def pytest_collection_finish(session):
     costly = {"torch", "numpy", "dflash.bench", "dflash.batching"} & sys.modules.keys()
-    print("imported:", sorted(costly), "plugin:", "dflash.testing.pytest_plugin" in sys.modules)
+    print("imported:", sorted(costly), "plugin:", "dflash.bench.pytest_plugin" in sys.modules)
 """)
     result = pytester.runpytest_subprocess("--collect-only", "-q", "-s")
     assert result.ret == 0
