@@ -123,7 +123,7 @@ def test_collection_imports_nothing_that_costs(pytester, project):
 import sys
 
 def pytest_collection_finish(session):
-    costly = {"torch", "numpy", "dflash.bench", "dflash.batching"} & sys.modules.keys()
+    costly = {"torch", "numpy", "pyarrow", "dflash.bench.run", "dflash.batching"} & sys.modules.keys()
     print("imported:", sorted(costly), "plugin:", "dflash.bench.pytest_plugin" in sys.modules)
 """)
     result = pytester.runpytest_subprocess("--collect-only", "-q", "-s")
