@@ -357,7 +357,8 @@ def test_two_processes_do_not_train_in_one_folder(unbroken, tmp_path, capfd):
 
 def test_sigterm_finishes_the_window_and_writes_a_checkpoint(unbroken, settings_file, tmp_path):
     folder = tmp_path / "run"
-    struck = partial(terminated_at_window, 3)
+    # Some ten windows can be under way behind a result that nobody has looked at yet.
+    struck = partial(terminated_at_window, 0)
     with started(tmp_path, "--config", settings_file, "--out", folder, struck=struck) as process:
         process.join(60)
         assert process.exitcode == 130

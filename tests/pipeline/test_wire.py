@@ -12,7 +12,7 @@ _FORBIDDEN = {
     "queues that hang when a process dies": r"\b(Joinable|Simple)?Queue\(|\bManager\(",
     "shared memory with a name, which is left behind": r"\bshared_memory\b|\bshare_memory_\b|/dev/shm",
 }
-_QUEUES_OF_THREADS = {"pipeline/engines/thread.py", "pipeline/watchdog.py"}
+_QUEUES_OF_THREADS = {"data/workers.py", "pipeline/engines/thread.py", "pipeline/watchdog.py"}
 
 
 def test_nothing_travels_in_ways_that_hang_or_leave_something_behind():
