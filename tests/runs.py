@@ -71,6 +71,8 @@ def train_apart(arguments: tuple[str, ...], log: Path, struck: Callable[[], None
     ``struck`` prepares what is to befall it, at a moment of the run and not of a clock.
     """
     os.setpgid(0, 0)
+    # A server that other tests have started has them blocked; a shell has not.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     with log.open("w") as file:
         os.dup2(file.fileno(), 2)
     if struck is not None:
